@@ -1,0 +1,2 @@
+//! The NVMe over Fabrics protocol and controller.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! farside: a userspace NVMe-oF target for RDMA.
