@@ -1,1 +1,3 @@
 //! farside: a userspace NVMe-oF target for RDMA.
+
+pub mod rdma;
