@@ -1,3 +1,5 @@
 //! farside: a userspace NVMe-oF target for RDMA.
 
+pub mod backend;
+pub mod mem;
 pub mod rdma;
