@@ -7,6 +7,8 @@
 
 mod arena;
 mod pool;
+mod records;
 
 pub use arena::{Arena, MemError, PAGE};
 pub use pool::{Buffer, Pool, PoolStats};
+pub use records::Records;

@@ -20,8 +20,10 @@ const NONE: u32 = u32::MAX;
 pub struct Buffer {
     base: NonNull<u8>,
     len: u32,
-    /// First 4 KiB block of it in the arena.
+    /// First 4 KiB block of it in its pool.
     block: u32,
+    /// First byte of its pool in the arena.
+    pool_offset: usize,
     order: u8,
 }
 
@@ -56,7 +58,7 @@ impl Buffer {
 
     /// Bytes before it in its arena.
     pub fn arena_offset(&self) -> usize {
-        (self.block as usize) << MIN_SHIFT
+        self.pool_offset + ((self.block as usize) << MIN_SHIFT)
     }
 
     /// The bytes. Nothing may be in flight on them (see the module's doc).
@@ -86,6 +88,8 @@ pub struct PoolStats {
 #[derive(Debug)]
 pub struct Pool {
     base: NonNull<u8>,
+    /// Bytes before it in the arena.
+    offset: usize,
     /// 4 KiB blocks.
     blocks: u32,
     free_blocks: u32,
@@ -105,16 +109,23 @@ impl Pool {
     /// The largest buffer.
     pub const MAX_BUFFER: usize = PAGE << MAX_ORDER;
 
-    /// A pool over `bytes` of the arena from its start (whole MiB).
+    /// A pool over `bytes` of the arena from `offset` on (both whole MiB).
     ///
     /// # Panics
-    /// If the arena is shorter than that or larger than 16 TiB: sizes are the caller's own.
-    pub fn new(arena: &Arena, bytes: usize) -> Self {
-        assert!(bytes <= arena.len(), "a pool of {bytes} bytes in an arena of {}", arena.len());
+    /// If that is not inside the arena or larger than 16 TiB: sizes are the caller's own.
+    pub fn new(arena: &Arena, offset: usize, bytes: usize) -> Self {
+        assert!(offset.is_multiple_of(Self::MAX_BUFFER), "a pool at {offset}");
+        assert!(
+            offset <= arena.len() && bytes <= arena.len() - offset,
+            "a pool of {bytes} bytes at {offset} in an arena of {}",
+            arena.len()
+        );
         let chunks = bytes / Self::MAX_BUFFER;
         let blocks = u32::try_from(chunks << MAX_ORDER).expect("an arena below 16 TiB");
         let mut pool = Self {
-            base: arena.base(),
+            // SAFETY: offset <= len, so this is inside the mapping or one past its end.
+            base: unsafe { arena.base().add(offset) },
+            offset,
             blocks,
             free_blocks: blocks,
             head: [NONE; ORDERS],
@@ -145,7 +156,7 @@ impl Pool {
         self.free_blocks -= 1 << order;
         // SAFETY: block < blocks, so the offset lies inside the arena that `new` was given.
         let base = unsafe { self.base.add((block as usize) << MIN_SHIFT) };
-        Some(Buffer { base, len: len as u32, block, order })
+        Some(Buffer { base, len: len as u32, block, pool_offset: self.offset, order })
     }
 
     /// Takes a buffer back. Nothing is in flight on it any more.
@@ -252,7 +263,7 @@ mod tests {
     #[test]
     fn too_large_is_refused_and_largest_is_given() {
         let arena = Arena::new(2 << 20).unwrap();
-        let mut pool = Pool::new(&arena, 2 << 20);
+        let mut pool = Pool::new(&arena, 0, 2 << 20);
         assert!(pool.take(Pool::MAX_BUFFER + 1).is_none());
         let buffer = pool.take(Pool::MAX_BUFFER).unwrap();
         assert_eq!(buffer.capacity(), 1 << 20);
@@ -262,7 +273,7 @@ mod tests {
     #[test]
     fn small_blocks_merge_when_a_large_one_is_wanted() {
         let arena = Arena::new(2 << 20).unwrap();
-        let mut pool = Pool::new(&arena, 2 << 20);
+        let mut pool = Pool::new(&arena, 0, 2 << 20);
         let small: Vec<_> = std::iter::from_fn(|| pool.take(4096)).collect();
         assert_eq!(small.len(), 512);
         assert!(pool.take(1).is_none());
@@ -276,15 +287,15 @@ mod tests {
     #[should_panic(expected = "not taken from")]
     fn buffer_of_another_pool_is_refused() {
         let (one, two) = (Arena::new(1).unwrap(), Arena::new(1).unwrap());
-        let buffer = Pool::new(&one, 1 << 20).take(1).unwrap();
-        Pool::new(&two, 1 << 20).give(buffer);
+        let buffer = Pool::new(&one, 0, 1 << 20).take(1).unwrap();
+        Pool::new(&two, 0, 1 << 20).give(buffer);
     }
 
     proptest! {
         #[test]
         fn buffers_never_overlap_and_all_memory_comes_back(sizes in prop::collection::vec((1usize..=1 << 20, any::<bool>()), 1..200)) {
             let arena = Arena::new(8 << 20).unwrap();
-            let mut pool = Pool::new(&arena, 8 << 20);
+            let mut pool = Pool::new(&arena, 0, 8 << 20);
             let mut held: Vec<(Buffer, u8)> = Vec::new();
             for (at, (size, give)) in sizes.into_iter().enumerate() {
                 if give && !held.is_empty() {
