@@ -1,0 +1,47 @@
+"""How a case is declared. Read on both sides: the machine plans with it, the guest runs it.
+
+A case is a function of one argument, the lab (`guest/lab.py`), whose name says the behaviour. A case of two
+guests runs on the machine instead and gets a pair (`machine/pair.py`). A case passes by returning.
+"""
+
+from dataclasses import dataclass
+from typing import Callable
+
+LISTS = ("smoke", "full", "all")
+FARSIDE = ("verbs", "soft")
+EVERYWHERE = ("verbs", "soft", "nvmet")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    topic: str
+    function: Callable
+    list: str
+    providers: tuple[str, ...]
+    timeout: int
+    guests: int
+    #: dmesg lines that this case alone may cause: (pattern, reason)
+    allow: tuple[tuple[str, str], ...]
+    #: boot with these kernel options; cases of other options get another boot
+    append: tuple[str, ...]
+
+    def in_list(self, name: str) -> bool:
+        return LISTS.index(self.list) <= LISTS.index(name)
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(list="full", providers=EVERYWHERE, timeout=60, guests=1, allow=(), append=()):
+    """Registers a function as a case. `list` is the shortest list that it is in."""
+
+    def register(function):
+        topic = function.__module__.removeprefix("cases.cases_")
+        name = function.__name__
+        if name in CASES:
+            raise ValueError(f"two cases are called {name}")
+        CASES[name] = Case(name, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append))
+        return function
+
+    return register

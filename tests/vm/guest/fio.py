@@ -1,0 +1,102 @@
+"""fio with verification. fio ends with status 0 after doing nothing at all, so every run's byte counts are checked."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from guest.shell import Failed, at_least, equal, run
+
+KIB, MIB = 2**10, 2**20
+
+
+def arguments(name: str, output: Path, **options) -> list[str]:
+    """The command line of one job. Options are fio's own; True stands for 1."""
+    defaults = {
+        "ioengine": "io_uring", "direct": 1, "group_reporting": 1, "randrepeat": 1, "thread": 1,
+        "verify_fatal": 1, "exitall_on_error": 1, "time_based": 0,
+    }  # fmt: skip
+    merged = defaults | options
+    if "verify" in merged:
+        merged.setdefault("verify_backlog", 0)
+    flags = [f"--{key}={int(value) if isinstance(value, bool) else value}" for key, value in merged.items()]
+    return ["fio", f"--name={name}", "--output-format=json", f"--output={output}", *flags]
+
+
+class Result:
+    """What one run of fio did: bytes by direction and errors."""
+
+    def __init__(self, text: str):
+        start = text.find("{")
+        if start < 0:
+            raise Failed(f"fio wrote no JSON: {text[-800:]!r}")
+        self.noise = text[:start].strip()
+        self.jobs = json.loads(text[start:])["jobs"]
+
+    def bytes(self, direction: str) -> int:
+        return sum(job[direction]["io_bytes"] for job in self.jobs)
+
+    def errors(self) -> int:
+        return sum(abs(job["error"]) + job.get("total_err", 0) for job in self.jobs)
+
+    def runtime_ms(self, direction: str) -> int:
+        return max(job[direction]["runtime"] for job in self.jobs)
+
+    def moved_exactly(self, **expected: int) -> None:
+        """Bytes of each direction named, and nothing in the others."""
+        for direction in ("read", "write", "trim"):
+            equal(f"bytes of {direction} that fio reports", self.bytes(direction), expected.get(direction, 0))
+
+    def moved_at_least(self, **expected: int) -> None:
+        for direction, least in expected.items():
+            at_least(f"bytes of {direction} that fio reports", self.bytes(direction), least)
+
+
+_count = 0
+
+
+def fio(name: str, timeout=120.0, **options) -> Result:
+    """Runs a job to its end; any error that fio reports is a failure."""
+    output = _output()
+    done = run(*arguments(name, output, **options), check=False, timeout=timeout)
+    text = output.read_text() if output.exists() else ""
+    if done.returncode != 0:
+        raise Failed(f"fio {name} ended with status {done.returncode}: {done.stderr[-1200:]} {text[:600]}")
+    result = Result(text)
+    equal("errors that fio reports", result.errors(), 0)
+    return result
+
+
+class Running:
+    """A job that runs while something else happens."""
+
+    def __init__(self, name: str, **options):
+        self.name, self.output = name, _output()
+        self.process = subprocess.Popen(
+            arguments(name, self.output, **options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self, timeout: float, status: int | None = 0) -> Result:
+        """Waits for the end; `status` None takes any."""
+        try:
+            said, _ = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise Failed(f"fio {self.name} did not end within {timeout:.0f} s") from None
+        if status is not None and self.process.returncode != status:
+            text = self.output.read_text() if self.output.exists() else ""
+            raise Failed(f"fio {self.name}: status {self.process.returncode}, expected {status}: {said[-800:]} {text[:500]}")
+        return Result(self.output.read_text())
+
+    def stop(self) -> None:
+        if self.running():
+            self.process.kill()
+        self.process.wait()
+
+
+def _output() -> Path:
+    global _count
+    _count += 1
+    return Path(f"/run/fio-{_count}.json")

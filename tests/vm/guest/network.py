@@ -1,0 +1,92 @@
+"""The guest's RDMA network: a veth pair with rxe on one end, and a name space for the software provider on the other.
+
+    first name space: veth0 192.168.77.1, fd77::1 with rxe0    name space `far`: veth1 192.168.77.2, fd77::2
+
+Host and target on one rxe device never touch the wire; on the software provider every packet crosses the pair.
+"""
+
+from pathlib import Path
+
+from guest.shell import eventually, modprobe, run, sh
+
+HOST_V4, FAR_V4 = "192.168.77.1", "192.168.77.2"
+HOST_V6, FAR_V6 = "fd77::1", "fd77::2"
+NETNS = "far"
+MTU = 4200
+
+
+def up() -> None:
+    """Builds the network once per boot."""
+    modprobe("configfs", "nvme-rdma", "rdma_rxe", "rdma_ucm", "veth", "loop")
+    if not Path("/sys/kernel/config/nvmet").parent.is_mount():
+        run("mount", "-t", "configfs", "none", "/sys/kernel/config", check=False)
+    sh("ip", "link", "set", "lo", "up")
+    if Path("/sys/class/net/veth0").exists():
+        return
+    sh("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+    sh("ip", "netns", "add", NETNS)
+    sh("ip", "link", "set", "veth1", "netns", NETNS)
+    raise_link("veth0", HOST_V4, HOST_V6)
+    raise_link("veth1", FAR_V4, FAR_V6, netns=NETNS)
+    sh("ip", "link", "set", "lo", "up", netns=NETNS)
+    add_rxe("rxe0", "veth0", HOST_V4)
+
+
+def raise_link(link: str, v4: str, v6: str | None = None, netns=None) -> None:
+    """Addresses without duplicate address detection, so that they can be used at once."""
+    sh("ip", "link", "set", link, "up", "mtu", MTU, netns=netns)
+    sh("ip", "addr", "replace", f"{v4}/24", "dev", link, netns=netns)
+    if v6:
+        sh("ip", "-6", "addr", "replace", f"{v6}/64", "dev", link, "nodad", netns=netns)
+
+
+def add_rxe(name: str, link: str, v4: str) -> None:
+    """An rxe device that can be bound by address. An address that was there before the link may never show up as a
+    GID: it is then taken off and put back."""
+    sh("rdma", "link", "add", name, "type", "rxe", "netdev", link)
+    wanted = "0000:0000:0000:0000:0000:ffff:" + "{:02x}{:02x}:{:02x}{:02x}".format(*map(int, v4.split(".")))
+
+    def bound() -> bool:
+        return wanted in gids(name)
+
+    for _ in range(5):
+        try:
+            eventually(f"{name} has a GID for {v4}", bound, 2)
+            return
+        except AssertionError:
+            sh("ip", "addr", "del", f"{v4}/24", "dev", link)
+            sh("ip", "addr", "add", f"{v4}/24", "dev", link)
+    eventually(f"{name} has a GID for {v4}", bound, 2)
+
+
+def delete_rxe(name: str, timeout=5.0) -> None:
+    sh("rdma", "link", "delete", name, timeout=timeout)
+
+
+def gids(name: str) -> list[str]:
+    found = []
+    for gid in Path(f"/sys/class/infiniband/{name}/ports/1/gids").glob("*"):
+        try:
+            found.append(gid.read_text().strip())
+        except OSError:
+            pass  # an empty slot
+    return found
+
+
+def add_vlan(identifier: int, v4: str, peer_v4: str | None = None) -> str:
+    """A VLAN interface on veth0, and on veth1 when the peer is to have one; rxe0 gets a GID for the address."""
+    name = f"veth0.{identifier}"
+    sh("ip", "link", "add", "link", "veth0", "name", name, "type", "vlan", "id", identifier)
+    sh("ip", "link", "set", name, "up")
+    sh("ip", "addr", "add", f"{v4}/24", "dev", name)
+    if peer_v4:
+        far = f"veth1.{identifier}"
+        sh("ip", "link", "add", "link", "veth1", "name", far, "type", "vlan", "id", identifier, netns=NETNS)
+        sh("ip", "link", "set", far, "up", netns=NETNS)
+        sh("ip", "addr", "add", f"{peer_v4}/24", "dev", far, netns=NETNS)
+    return name
+
+
+def delete_vlan(identifier: int) -> None:
+    run("ip", "link", "delete", f"veth0.{identifier}", check=False)
+    run("ip", "link", "delete", f"veth1.{identifier}", check=False, netns=NETNS)

@@ -1,0 +1,155 @@
+"""The kernel host through nvme-cli and sysfs. Nothing here believes an exit status alone: answers are parsed."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from guest.shell import Failed, equal, eventually, read, run, sh
+
+CLASS = Path("/sys/class/nvme")
+
+
+def nvme(*argv, timeout=60.0) -> str:
+    return sh("nvme", *argv, timeout=timeout)
+
+
+def nvme_json(*argv, timeout=60.0):
+    said = nvme(*argv, "-o", "json", timeout=timeout)
+    try:
+        return json.loads(said)
+    except ValueError:
+        raise Failed(f"nvme {' '.join(map(str, argv))} printed no JSON: {said[:500]!r}") from None
+
+
+@dataclass(frozen=True)
+class Controller:
+    """One controller of the kernel host, `nvme0`."""
+
+    name: str
+
+    @property
+    def sysfs(self) -> Path:
+        return CLASS / self.name
+
+    @property
+    def device(self) -> str:
+        return f"/dev/{self.name}"
+
+    @property
+    def state(self) -> str:
+        return self.attribute("state")
+
+    def attribute(self, name: str) -> str:
+        try:
+            return read(self.sysfs / name)
+        except OSError:
+            return ""
+
+    def live(self) -> bool:
+        return self.state == "live"
+
+    def disk(self, nsid: int = 1, timeout=10.0) -> str:
+        """The block device of a namespace, once it is there with its size. With multipath the disk belongs to the
+        subsystem (nvme0n1) and the path is nvme0c1n1."""
+        device = f"/dev/{eventually(f'{self.name} has a disk for namespace {nsid}', lambda: self._disk_name(nsid), timeout)}"
+        eventually(f"{device} can be opened", lambda: _opens(device), timeout)
+        return device
+
+    def _disk_name(self, nsid: int) -> str | None:
+        subsystem = next((p for p in (self.sysfs).glob("subsystem")), None)
+        for folder in filter(None, (subsystem_of(self.name), self.sysfs, subsystem)):
+            for disk in sorted(Path(folder).glob("nvme*n*")):
+                name = disk.name
+                if "c" in name.removeprefix("nvme") or not (disk / "size").exists():
+                    continue
+                if read(disk / "nsid") == str(nsid) and int(read(disk / "size")) > 0:
+                    return name
+        return None
+
+    def generic(self, nsid: int = 1) -> str:
+        """The character device of a namespace, /dev/ng0n1."""
+        return self.disk(nsid).replace("/dev/nvme", "/dev/ng")
+
+    def reset(self, timeout=10.0) -> float:
+        """Resets the controller and waits until it is live again; returns the seconds."""
+        begun = time.monotonic()
+        nvme("reset", self.device, timeout=timeout)
+        eventually(f"{self.name} is live after a reset", self.live, timeout)
+        return time.monotonic() - begun
+
+    def disconnect(self, timeout=15.0) -> None:
+        said = nvme("disconnect", "-d", self.name, timeout=timeout)
+        eventually(f"{self.name} is gone", lambda: not self.sysfs.exists(), timeout)
+        if "disconnected" not in said.lower() and said.strip():
+            raise Failed(f"nvme disconnect said {said!r}")
+
+
+def subsystem_of(controller: str) -> Path | None:
+    for folder in Path("/sys/class/nvme-subsystem").glob("nvme-subsys*"):
+        if (folder / controller).exists():
+            return folder
+    return None
+
+
+def controllers(nqn: str | None = None) -> list[Controller]:
+    found = []
+    for entry in sorted(CLASS.glob("nvme*"), key=lambda p: int(p.name.removeprefix("nvme"))):
+        controller = Controller(entry.name)
+        if nqn in (None, controller.attribute("subsysnqn")):
+            found.append(controller)
+    return found
+
+
+def connect(nqn: str, address: str, port: int = 4420, io_queues=2, timeout=30.0, **options) -> Controller:
+    """`nvme connect`; the new controller is found by what appeared in sysfs, is live and has the queues asked for."""
+    argv = connect_arguments(nqn, address, port, io_queues, **options)
+    before = set(controllers())
+    nvme("connect", *argv, timeout=timeout)
+    new = [c for c in controllers() if c not in before]
+    equal("new controllers after one connect", len(new), 1)
+    (controller,) = new
+    equal("subsystem NQN in sysfs", controller.attribute("subsysnqn"), nqn)
+    equal("transport in sysfs", controller.attribute("transport"), "rdma")
+    eventually(f"{controller.name} is live", controller.live, timeout)
+    return controller
+
+
+def connect_arguments(nqn: str, address: str, port: int, io_queues, **options) -> list:
+    argv = ["-t", "rdma", "-a", address, "-s", port, "-n", nqn, "-i", io_queues]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        argv += [flag] if value is True else [f"{flag}={value}"]
+    return argv
+
+
+def connect_is_refused(nqn: str, address: str, port: int = 4420, timeout=30.0, **options) -> str:
+    """A connect that must fail and leave no controller behind; returns what nvme-cli said."""
+    before = set(controllers())
+    done = run("nvme", "connect", *connect_arguments(nqn, address, port, 2, **options), check=False, timeout=timeout)
+    if done.returncode == 0:
+        raise Failed(f"connect to {nqn} was not refused: {done.stdout}")
+    eventually("no controller is left after a refused connect", lambda: set(controllers()) <= before, 10)
+    return (done.stderr + done.stdout).strip()
+
+
+def disconnect_all(timeout=60.0) -> None:
+    if controllers():
+        run("nvme", "disconnect-all", check=False, timeout=timeout)
+        eventually("all controllers are gone", lambda: not controllers(), timeout)
+
+
+def discover(address: str, port: int = 4420, timeout=30.0) -> list[dict]:
+    """The discovery log page's records."""
+    page = nvme_json("discover", "-t", "rdma", "-a", address, "-s", port, timeout=timeout)
+    records = page["records"]
+    equal("records in the discovery page", len(records), page.get("numrec", len(records)))
+    return records
+
+
+def _opens(device: str) -> bool:
+    try:
+        with open(device, "rb"):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,202 @@
+"""The target under test, one interface for three kinds.
+
+    nvmet   the kernel's own target, set up by configfs: the reference that proves the cases themselves
+    verbs   farside on rdma_rxe, in the first name space
+    soft    farside with its own RoCEv2 stack, in the name space `far` at the other end of the veth pair
+"""
+
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from guest import network, nvmet
+from guest.shell import Failed, equal, eventually
+
+NQN = "nqn.2026-11.io.example:"
+KINDS = ("verbs", "soft", "nvmet")
+
+
+@dataclass
+class Namespace:
+    """kind: file, device, memory or null. `path` is what file and device need, `size` in bytes what the others need."""
+
+    nsid: int = 1
+    kind: str = "file"
+    path: Path | None = None
+    size: int = 256 * 2**20
+    block_size: int = 512
+    uuid: str | None = None
+
+    def backing_file(self) -> Path:
+        return Path(self.path)
+
+
+@dataclass
+class Subsystem:
+    nqn: str
+    namespaces: list[Namespace]
+    hosts: list[str] = field(default_factory=list)
+    serial: str | None = None
+
+
+@dataclass
+class Options:
+    """Keys of the configuration's `options` table, as they are written there."""
+
+    values: dict = field(default_factory=dict)
+
+    def toml(self) -> str:
+        lines = [f"{key} = {toml_value(value)}\n" for key, value in self.values.items()]
+        return "[options]\n" + "".join(lines) if lines else ""
+
+
+class NvmetTarget:
+    """The kernel's target. There is no process, so what needs one skips it."""
+
+    def __init__(self, subsystems, addresses, port=4420):
+        self.subsystems, self.addresses, self.port = subsystems, addresses, port
+        self.address = addresses[0]
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+        nvmet.start(self.subsystems, self.addresses, self.port)
+
+    def stop(self, timeout=10.0) -> None:
+        if self.running:
+            self.running = False
+            nvmet.stop()
+
+    def faults(self) -> list[str]:
+        return []
+
+
+class FarsideTarget:
+    """farside as a process: `provider` is verbs or soft."""
+
+    def __init__(self, binary: Path, provider: str, subsystems, addresses, port=4420, options=None, folder=Path("/run")):
+        self.binary, self.provider, self.port = binary, provider, port
+        self.subsystems, self.addresses = subsystems, addresses
+        self.address = addresses[0]
+        self.options = replace(options or Options())
+        self.options.values = {"provider": provider} | self.options.values
+        self.folder = folder
+        self.process: subprocess.Popen | None = None
+        self.logs: list[Path] = []
+
+    def config(self) -> str:
+        parts = [self.options.toml()]
+        for subsystem in self.subsystems:
+            parts.append(subsystem_toml(subsystem))
+        for address in self.addresses:
+            parts.append(f'[[listener]]\naddress = "{endpoint(address, self.port)}"\n')
+        return "\n".join(parts)
+
+    def start(self, timeout=30.0) -> None:
+        config = self.folder / f"target-{len(self.logs)}.toml"
+        config.write_text(self.config())
+        self.launch("serve", "--config", config)
+        self.wait_serving(timeout)
+
+    def launch(self, *argv, user: int | None = None) -> None:
+        """Starts the program with any arguments, and does not wait."""
+        log = self.folder / f"target-{len(self.logs)}-{time.monotonic_ns()}.log"
+        self.logs.append(log)
+        command = [str(self.binary), *map(str, argv)]
+        if self.provider == "soft":
+            command = ["ip", "netns", "exec", network.NETNS, *command]
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=user)
+
+    def wait_serving(self, timeout=30.0) -> str:
+        """Waits for the line that a person would copy, and returns it."""
+
+        def line():
+            found = re.search(r"^.*nvme connect.*$", self.log(), re.MULTILINE)
+            if not found and self.process.poll() is not None:
+                raise Failed(f"farside ended with status {self.process.returncode} at start: {self.log()[-1500:]}")
+            return found and found[0]
+
+        try:
+            return eventually("farside prints its nvme connect line", line, timeout)
+        except Failed as failure:
+            raise Failed(f"{failure}; it said: {self.log()[-1500:]}") from None
+
+    def log(self) -> str:
+        return self.logs[-1].read_text(errors="replace") if self.logs else ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and the process is gone."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def terminate(self, timeout=10.0) -> float:
+        """SIGTERM, must end with status 0; returns the seconds it took."""
+        begun = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Failed(f"farside did not end within {timeout:.0f} s of SIGTERM: {self.log()[-1500:]}") from None
+        equal("exit status after SIGTERM", status, 0)
+        return time.monotonic() - begun
+
+    def stop(self, timeout=10.0) -> None:
+        if self.running:
+            self.terminate(timeout)
+
+    def faults(self) -> list[str]:
+        """What must never be in a log, whatever the case."""
+        found = []
+        for log in self.logs:
+            for line in log.read_text(errors="replace").splitlines():
+                if "panicked at" in line or "AddressSanitizer" in line or "assertion failed" in line:
+                    found.append(f"{log.name}: {line.strip()}")
+        return found
+
+
+def subsystem_toml(subsystem: Subsystem) -> str:
+    lines = ["[[subsystem]]", f'nqn = "{subsystem.nqn}"']
+    if subsystem.serial:
+        lines.append(f'serial = "{subsystem.serial}"')
+    if subsystem.hosts:
+        lines += ["allow_any_host = false", f"hosts = {toml_value(subsystem.hosts)}"]
+    for namespace in subsystem.namespaces:
+        lines += ["[[subsystem.namespace]]", f"nsid = {namespace.nsid}"]
+        if namespace.kind in ("file", "device"):
+            lines.append(f'{namespace.kind} = "{namespace.path}"')
+        else:
+            lines.append(f'{namespace.kind} = "{namespace.size}"')
+        if namespace.kind == "file":
+            lines.append(f'size = "{namespace.size}"')
+        lines.append(f"block_size = {namespace.block_size}")
+        if namespace.uuid:
+            lines.append(f'uuid = "{namespace.uuid}"')
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

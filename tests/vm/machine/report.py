@@ -1,0 +1,62 @@
+"""One line per case as it ends, the evidence of a failure under `.cache/vm/failures`, and the closing line."""
+
+import os
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from machine import paths
+
+CI = os.environ.get("CI") == "true"
+TAIL_LINES = 10
+
+
+class Report:
+    def __init__(self):
+        self.counts = Counter()
+        self.failed: list[str] = []
+        self.skipped: list[str] = []
+
+    def passed(self, kernel: str, provider: str, name: str, seconds: float) -> None:
+        self._line("ok", kernel, provider, name, seconds)
+
+    def skip(self, kernel: str, provider: str, name: str, why: str) -> None:
+        """A skip says what is missing; in CI nothing may be missing, so it is a failure there."""
+        if CI:
+            self.fail(kernel, provider, name, 0, f"skipped, which CI does not allow: {why}", [], None)
+            return
+        self._line("SKIP", kernel, provider, name, None)
+        print(f"       missing: {why}", flush=True)
+        self.skipped.append(f"{kernel} {provider} {name}: {why}")
+
+    def fail(self, kernel, provider, name, seconds, message: str, extra: list[str], logs: Path | None) -> None:
+        """`logs` is the folder that the guest shared; it is kept whole."""
+        self._line("FAIL", kernel, provider, name, seconds)
+        print(f"       {message}", flush=True)
+        self.failed.append(f"{kernel} {provider} {name}: {message.splitlines()[0] if message else ''}")
+        kept = paths.FAILURES / f"{kernel}-{provider}-{name}"
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
+        if logs is not None and logs.exists():
+            shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
+        for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
+            print(f"       | {line}", flush=True)
+        print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
+
+    def close(self) -> int:
+        """Prints what failed again, then the closing line; returns the exit status."""
+        for line in self.skipped:
+            print("SKIP", line)
+        for line in self.failed:
+            print("FAIL", line)
+        passed, failed, skipped = (self.counts[word] for word in ("ok", "FAIL", "SKIP"))
+        print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+        return 1 if failed or not passed + skipped else 0
+
+    def _line(self, word: str, kernel: str, provider: str, name: str, seconds: float | None) -> None:
+        self.counts[word] += 1
+        took = "" if seconds is None else f"{seconds:7.1f}s"
+        print(f"{word:4} {kernel:5} {provider:6} {name:72} {took}", flush=True)
+        sys.stdout.flush()
