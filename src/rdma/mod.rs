@@ -22,7 +22,7 @@
 //!   own (a NIC) ignore it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 mod types;
@@ -74,7 +74,7 @@ pub trait Cm: Send {
     fn resolve(&mut self, peer: SocketAddr, source: Option<IpAddr>, timeout: Duration) -> Result<ConnId, RdmaError>;
 
     /// Becomes readable when [`Cm::poll_event`] may have something; `None` for providers driven by time alone.
-    fn fd(&self) -> Option<RawFd>;
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// When [`Cm::poll_event`] has to be called even if nothing became readable.
     fn next_timeout(&self) -> Option<Duration>;
