@@ -14,8 +14,25 @@
 //! * `submit`, `poll` and `cancel` never block.
 //! * A queue that completes by itself (not through the reactor's ring) calls its [`Waker`] when something is to be polled.
 
+mod block;
+mod file;
+mod holder;
+mod ioctl;
+mod memory;
+mod null;
+mod open_file;
+mod ring;
+mod spec;
+mod storage;
+
 use std::fmt;
 use std::sync::Arc;
+
+pub use memory::Memory;
+pub use null::Null;
+pub use ring::{Ring, RingError, RingHandle, RingOptions};
+pub use spec::{BackendSpec, Source, open};
+pub use storage::Storage;
 
 use crate::mem::Buffer;
 
@@ -120,6 +137,24 @@ pub struct IoData {
     pub len: u32,
 }
 
+impl IoData {
+    /// The bytes that the operation is about. Nothing may be in flight on them.
+    ///
+    /// # Panics
+    /// If the range lies outside of what was asked for when the buffer was taken.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer.as_slice()[self.start as usize..][..self.len as usize]
+    }
+
+    /// The bytes, to write. Nothing may be in flight on them.
+    ///
+    /// # Panics
+    /// As `bytes`.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer.as_mut_slice()[self.start as usize..][..self.len as usize]
+    }
+}
+
 /// The answer to an [`Io`].
 #[derive(Debug)]
 pub struct IoDone {
@@ -187,10 +222,22 @@ pub struct BackendError {
     pub remedy: String,
 }
 
+impl BackendError {
+    /// From its parts.
+    pub fn new(object: impl ToString, reason: impl ToString, remedy: impl ToString) -> Self {
+        Self { object: object.to_string(), reason: reason.to_string(), remedy: remedy.to_string() }
+    }
+}
+
 /// The shared description of what stands behind a namespace.
 pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// Geometry and abilities.
     fn info(&self) -> BackendInfo;
+
+    /// Looks again whether the size changed, for `info` and the answer. May take as long as a stat does.
+    fn refresh(&self) -> Result<BackendInfo, BackendError> {
+        Ok(self.info())
+    }
 
     /// A submission queue for the calling reactor.
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError>;
@@ -201,6 +248,8 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
 pub struct QueueContext {
     /// Wakes this reactor.
     pub waker: Waker,
+    /// Its ring, for queues that complete there.
+    pub ring: Option<RingHandle>,
 }
 
 /// One reactor's submission queue of a backend.

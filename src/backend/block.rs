@@ -1,0 +1,140 @@
+//! Opening a block device for serving: exclusively, with what its queue limits say.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{major, minor};
+
+use super::holder;
+use super::ioctl;
+use super::open_file::{Kind, OpenFile, RangeCall};
+use super::ring;
+use super::storage::{self, Storage, turn_direct_on};
+use super::{Abilities, BackendError, BackendInfo};
+
+pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Storage, BackendError> {
+    let name = path.display().to_string();
+    check_type(path, &name)?;
+    // O_EXCL without O_CREAT: nobody else may open it so, mount it or put it into an array.
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!read_only)
+        .custom_flags(libc::O_EXCL | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|error| open_error(path, &name, &error))?;
+    let error = |error: io::Error| BackendError::new(&name, error, "see whether the device works (dmesg)");
+    let size = storage::size(&file, Kind::Device).map_err(error)?;
+    let mut remarks = Vec::new();
+    let direct = if buffered {
+        remarks.push("buffered: chosen".to_owned());
+        None
+    } else {
+        turn_direct_on(&file, size).inspect_err(|reason| remarks.push(format!("buffered: {reason}"))).ok()
+    };
+    let logical = ioctl::logical_block_size(&file).map_err(error)?;
+    let physical = ioctl::physical_block_size(&file).unwrap_or(logical);
+    let sysfs = Sysfs::of(&file);
+    let open = OpenFile::new(file, Kind::Device, read_only, direct, size);
+    let discards = !read_only && find_discard(&open, &sysfs);
+    let info = BackendInfo {
+        size,
+        block_size: direct.map_or(512, |direct| direct.offset).max(logical),
+        preferred_write: sysfs.number("queue/minimum_io_size").unwrap_or(0).max(physical),
+        preferred_deallocate: if discards { sysfs.number("queue/discard_granularity").unwrap_or(0) } else { 0 },
+        optimal_write: sysfs.number("queue/optimal_io_size").unwrap_or(0),
+        // Unknown counts as yes: a needless flush costs time, a missing one data. The page cache is a cache too.
+        write_cache: !read_only
+            && (direct.is_none() || sysfs.text("queue/write_cache").is_none_or(|mode| mode != "write through")),
+        read_only,
+        abilities: Abilities { deallocate: discards, write_zeroes: !read_only, deallocated_reads_zero: false },
+        max_transfer: 1 << 30,
+        remarks,
+        identity: sysfs.identity(&name),
+        name,
+    };
+    Ok(Storage::new(open, info))
+}
+
+fn check_type(path: &Path, name: &str) -> Result<(), BackendError> {
+    let kind = fs::metadata(path).map_err(|error| open_error(path, name, &error))?.file_type();
+    if kind.is_block_device() {
+        Ok(())
+    } else if kind.is_file() {
+        Err(BackendError::new(name, "is a regular file", "serve it as a file"))
+    } else {
+        Err(BackendError::new(name, "is no block device", "name a block device, such as /dev/nvme0n1"))
+    }
+}
+
+fn open_error(path: &Path, name: &str, error: &io::Error) -> BackendError {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let by = holder::of_device(path).map_or_else(|| "by another user".to_owned(), |by| format!("by {by}"));
+            BackendError::new(name, format!("is in use {by}"), "unmount or stop that, or serve another device")
+        }
+        Some(libc::ENOENT) => BackendError::new(name, error, "check the path"),
+        Some(libc::EACCES | libc::EPERM) => {
+            BackendError::new(name, error, "let the user that farside runs as read and write it, or set read_only")
+        }
+        Some(libc::EROFS) => BackendError::new(name, "is write protected", "set read_only"),
+        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
+            BackendError::new(name, error, "see whether the device works (dmesg)")
+        }
+        _ => BackendError::new(name, error, "check the path"),
+    }
+}
+
+/// Notes which calls the device takes; whether one of them gives space back.
+fn find_discard(open: &OpenFile, sysfs: &Sysfs) -> bool {
+    let takes_discard = sysfs.number("queue/discard_max_bytes").is_some_and(|bytes| bytes > 0);
+    if !takes_discard || !ring::kernel_discards(open.fd()) {
+        open.refuse(RangeCall::Discard);
+    }
+    let punches = sysfs.number("queue/write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0);
+    if !punches {
+        open.refuse(RangeCall::Punch);
+    }
+    open.takes(RangeCall::Discard) || open.takes(RangeCall::Punch)
+}
+
+/// A device's folder in sysfs.
+struct Sysfs {
+    folder: PathBuf,
+    /// The whole disk's, if it is a partition: the queue limits are there.
+    disk: PathBuf,
+}
+
+impl Sysfs {
+    fn of(file: &File) -> Self {
+        let rdev = file.metadata().map_or(0, |metadata| metadata.rdev());
+        let link = PathBuf::from(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)));
+        let folder = fs::canonicalize(&link).unwrap_or(link);
+        let disk = match folder.parent() {
+            Some(parent) if folder.join("partition").exists() => parent.to_owned(),
+            _ => folder.clone(),
+        };
+        Self { folder, disk }
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        let text = fs::read_to_string(self.disk.join(name)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// A number; what does not fit counts as the largest that does.
+    fn number(&self, name: &str) -> Option<u32> {
+        let number: u64 = self.text(name)?.parse().ok()?;
+        Some(u32::try_from(number).unwrap_or(u32::MAX))
+    }
+
+    /// The device's own identity where it has one, and its place in a partition table; else its name.
+    fn identity(&self, name: &str) -> Vec<u8> {
+        let own = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "device/serial", "serial", "loop/backing_file"]
+            .iter()
+            .find_map(|file| self.text(file).filter(|text| !text.is_empty()).map(|text| format!("{file} {text}")));
+        let part = fs::read_to_string(self.folder.join("partition")).unwrap_or_default();
+        format!("device {} {}", own.unwrap_or_else(|| name.to_owned()), part.trim()).into_bytes()
+    }
+}

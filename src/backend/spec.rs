@@ -1,0 +1,126 @@
+//! What to open, in words of the configuration.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::block;
+use super::file::{self, Wish};
+use super::{Backend, BackendError, Memory, Null};
+
+/// What to open and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendSpec {
+    /// Where the bytes are.
+    pub source: Source,
+    /// The LBA size that is wanted: 512 or 4096. `None`: the smallest that the storage takes.
+    pub block_size: Option<u32>,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Use the page cache even where O_DIRECT works.
+    pub buffered: bool,
+}
+
+/// Where a namespace's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A regular file.
+    File {
+        /// Where.
+        path: PathBuf,
+        /// Bytes: made that long (sparse) when it is missing or empty, checked otherwise.
+        size: Option<u64>,
+    },
+    /// A block device.
+    Device {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A RAM disk.
+    Memory {
+        /// Bytes.
+        size: u64,
+    },
+    /// Writes are forgotten, reads return zeroes.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+}
+
+impl BackendSpec {
+    /// A source with the defaults of everything else.
+    pub fn new(source: Source) -> Self {
+        Self { source, block_size: None, read_only: false, buffered: false }
+    }
+
+    /// The LBA size of a namespace on the opened backend.
+    pub fn lba(&self, backend: &dyn Backend) -> u32 {
+        self.block_size.unwrap_or_else(|| backend.info().block_size)
+    }
+}
+
+/// Opens and claims what a namespace is to stand on.
+pub fn open(spec: &BackendSpec) -> Result<Arc<dyn Backend>, BackendError> {
+    check_wish(spec)?;
+    let backend: Arc<dyn Backend> = match &spec.source {
+        Source::File { path, size } => {
+            let wish = Wish { size: *size, read_only: spec.read_only, buffered: spec.buffered };
+            Arc::new(file::open(path, wish)?)
+        }
+        Source::Device { path } => Arc::new(block::open(path, spec.read_only, spec.buffered)?),
+        Source::Memory { size } => Arc::new(Memory::new(*size)),
+        Source::Null { size } => Arc::new(Null::new(*size)),
+    };
+    check(spec, &*backend)?;
+    Ok(backend)
+}
+
+/// What can be refused before anything is touched: no file is made only to be refused.
+fn check_wish(spec: &BackendSpec) -> Result<(), BackendError> {
+    let (name, size) = match &spec.source {
+        Source::File { path, size } => (path.display().to_string(), *size),
+        Source::Device { path } => (path.display().to_string(), None),
+        Source::Memory { size } => ("memory".into(), Some(*size)),
+        Source::Null { size } => ("null".into(), Some(*size)),
+    };
+    let lba = spec.block_size.unwrap_or(512);
+    if !matches!(lba, 512 | 4096) {
+        return Err(BackendError::new(name, format!("a block size of {lba} bytes"), "set block_size to 512 or 4096"));
+    }
+    match size {
+        Some(size) if size == 0 || size % u64::from(lba) != 0 => Err(BackendError::new(
+            name,
+            format!("its size, {size} bytes, is not a multiple of the block size {lba}"),
+            "change the size or the block_size",
+        )),
+        Some(size) if size > MAX_SIZE => {
+            Err(BackendError::new(name, format!("{size} bytes"), "choose a size up to 8 EiB"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Offsets of files are signed.
+const MAX_SIZE: u64 = i64::MAX as u64;
+
+fn check(spec: &BackendSpec, backend: &dyn Backend) -> Result<(), BackendError> {
+    let info = backend.info();
+    let lba = spec.lba(backend);
+    let error = |reason: String, remedy: String| Err(BackendError::new(&info.name, reason, remedy));
+    if lba < info.block_size {
+        return error(
+            format!("needs blocks of {} bytes, {lba} are configured", info.block_size),
+            format!("set block_size to {}, or buffered = true", info.block_size),
+        );
+    }
+    if info.size == 0 || !info.size.is_multiple_of(u64::from(lba)) {
+        return error(
+            format!("its size, {} bytes, is not a multiple of the block size {lba}", info.size),
+            "change the size or the block_size".into(),
+        );
+    }
+    if spec.read_only && !info.read_only {
+        return error("cannot be read-only".into(), "leave read_only out".into());
+    }
+    Ok(())
+}
