@@ -22,7 +22,7 @@
 //!   own (a NIC) ignore it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 mod types;
@@ -174,7 +174,7 @@ pub trait Endpoint: Sized {
     fn arm(&mut self) -> Result<(), RdmaError>;
 
     /// The descriptors to sleep on: completions, and asynchronous events.
-    fn fds(&self) -> Vec<RawFd>;
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
     /// When [`Endpoint::poll`] has to be called even if nothing became readable.
     fn next_timeout(&self) -> Option<Duration>;
