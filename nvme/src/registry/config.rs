@@ -1,0 +1,245 @@
+//! What a registry is made of: configuration of the target, of subsystems, namespaces and listeners, and why one is refused.
+
+use core::fmt;
+use core::net::SocketAddr;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+
+use crate::nqn::NqnError;
+
+/// What applies to all controllers.
+#[derive(Clone, Debug)]
+pub struct RegistryConfig {
+    /// Model number (MN) of subsystems that have none of their own, at most 40 ASCII characters.
+    pub model: String,
+    /// Firmware revision (FR), at most 8 ASCII characters.
+    pub firmware: String,
+    /// I/O queues that one controller may have.
+    pub max_io_queues: u16,
+    /// Entries of the largest I/O queue; MQES is one less, MAXCMD the same.
+    pub max_io_queue_entries: u16,
+    /// Entries of the largest admin queue, for the discovery log (ASQSZ).
+    pub admin_queue_entries: u16,
+    /// Bytes of in-capsule data, a multiple of 16 up to 16384; 0 is off.
+    pub in_capsule_data_size: u16,
+    /// Maximum data transfer size in bytes, a power of two from 4096.
+    pub mdts_bytes: u32,
+    /// Granularity of the keep alive timeout (KAS), a multiple of 100 ms; not zero.
+    pub keep_alive_granularity: Duration,
+    /// Inactivity after which a discovery controller that was connected without a keep alive timeout ends; `None` is never.
+    pub discovery_idle: Option<Duration>,
+    /// Controller identifiers that this target may give out. Targets that serve the same NQN must not overlap.
+    pub cntlids: RangeInclusive<u16>,
+    /// Largest namespace identifier (NN), and how many namespaces may exist (MNAN).
+    pub max_namespaces: u32,
+    /// Worst time for CSTS.RDY to follow CC.EN (CAP.TO, CRTO), in units of 500 ms.
+    pub ready_timeout: u8,
+    /// Test hook: bytes laid over Identify data structures before they are sent, to see a host refuse them.
+    pub identify_overrides: Vec<IdentifyOverride>,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        Self {
+            model: "farside".into(),
+            firmware: env!("CARGO_PKG_VERSION").into(),
+            max_io_queues: 128,
+            max_io_queue_entries: 1024,
+            admin_queue_entries: 128,
+            in_capsule_data_size: 4096,
+            mdts_bytes: 1 << 20,
+            keep_alive_granularity: Duration::from_secs(1),
+            discovery_idle: Some(Duration::from_secs(120)),
+            cntlids: CNTLID_MIN..=CNTLID_MAX,
+            max_namespaces: 1024,
+            ready_timeout: 30,
+            identify_overrides: Vec::new(),
+        }
+    }
+}
+
+/// Bytes laid over one Identify data structure (test hook).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentifyOverride {
+    /// Which structure (CNS).
+    pub cns: u8,
+    /// Where in its 4096 bytes.
+    pub offset: usize,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// A subsystem to be served.
+#[derive(Clone, Debug, Default)]
+pub struct SubsystemConfig {
+    /// Its name, in the strict form that [`crate::Nqn::strict`] checks.
+    pub nqn: String,
+    /// Serial number (SN): 1 to 20 ASCII characters, one per subsystem.
+    pub serial: String,
+    /// Model number (MN), at most 40 ASCII characters; `None` takes the registry's.
+    pub model: Option<String>,
+    /// Any host may connect, whether listed or not.
+    pub allow_any_host: bool,
+    /// NQNs of hosts that may connect.
+    pub hosts: Vec<String>,
+}
+
+/// A namespace of a subsystem.
+#[derive(Clone, Debug, Default)]
+pub struct NamespaceConfig {
+    /// Namespace identifier, 1 to [`RegistryConfig::max_namespaces`].
+    pub nsid: u32,
+    /// UUID; hosts take namespaces of the same UUID for the same disk. Not all zero.
+    pub uuid: [u8; 16],
+    /// NGUID; all zero means none.
+    pub nguid: [u8; 16],
+    /// EUI-64; all zero means none.
+    pub eui64: [u8; 8],
+    /// Size in logical blocks.
+    pub blocks: u64,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Preferred sizes and alignments.
+    pub limits: NamespaceLimits,
+    /// A volatile write cache lies behind it, so that Flush has something to do.
+    pub volatile_write_cache: bool,
+    /// It is a rotating disk.
+    pub rotational: bool,
+    /// Dataset Management with Attribute Deallocate is supported.
+    pub deallocate: bool,
+    /// Deallocated blocks read as zeroes for sure.
+    pub deallocated_reads_zero: bool,
+    /// Write Zeroes is supported.
+    pub write_zeroes: bool,
+    /// Compare is supported.
+    pub compare: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+/// Preferred sizes in logical blocks, as real counts; 0 means "not known".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceLimits {
+    /// Preferred write granularity (NPWG).
+    pub npwg: u16,
+    /// Preferred write alignment (NPWA).
+    pub npwa: u16,
+    /// Preferred deallocate granularity (NPDG).
+    pub npdg: u16,
+    /// Preferred deallocate alignment (NPDA).
+    pub npda: u16,
+    /// Optimal write size (NOWS).
+    pub nows: u16,
+    /// Optimal I/O boundary (NOIOB).
+    pub noiob: u16,
+}
+
+/// An address that hosts can connect to, for the discovery log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Where it listens. An unspecified address is advertised as the one that the reading host reached.
+    pub addr: SocketAddr,
+    /// Port identifier (PORTID).
+    pub portid: u16,
+    /// RDMA provider.
+    pub provider: RdmaProvider,
+}
+
+/// RDMA provider type of a listener (RDMA_PRTYPE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RdmaProvider {
+    /// Nothing said.
+    #[default]
+    NotSpecified,
+    /// InfiniBand.
+    InfiniBand,
+    /// RoCE version 1.
+    RoceV1,
+    /// RoCE version 2.
+    RoceV2,
+    /// iWARP.
+    Iwarp,
+}
+
+impl RdmaProvider {
+    pub(crate) const fn to_wire(self) -> u8 {
+        match self {
+            Self::NotSpecified => 1,
+            Self::InfiniBand => 2,
+            Self::RoceV1 => 3,
+            Self::RoceV2 => 4,
+            Self::Iwarp => 5,
+        }
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// The NQN breaks a rule.
+    Nqn(String, NqnError),
+    /// The NQN of a host breaks a rule.
+    HostNqn(String, NqnError),
+    /// A subsystem of this NQN exists.
+    DuplicateNqn(String),
+    /// The serial number is empty, too long or not printable ASCII.
+    Serial(String),
+    /// The model number is too long or not printable ASCII.
+    Model(String),
+    /// There is no such subsystem.
+    NoSuchSubsystem,
+    /// The namespace identifier is 0 or above the maximum.
+    NsidOutOfRange(u32),
+    /// The subsystem has a namespace of this identifier.
+    DuplicateNsid(u32),
+    /// There is no such namespace.
+    NoSuchNamespace(u32),
+    /// A namespace of this UUID, or of the same NGUID or EUI-64, exists; hosts would take both for one disk.
+    DuplicateUuid([u8; 16]),
+    /// The UUID is all zero.
+    ZeroUuid,
+    /// The block size is neither 512 nor 4096.
+    BlockSize(u32),
+    /// The size is zero, or more bytes than 64 bits count.
+    Size(u64),
+    /// This address has a listener.
+    DuplicateListener(SocketAddr),
+    /// There is no listener at this address.
+    NoSuchListener(SocketAddr),
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nqn(nqn, rule) => write!(f, "subsystem {nqn:?}: {rule}"),
+            Self::HostNqn(nqn, rule) => write!(f, "host {nqn:?}: {rule}"),
+            Self::DuplicateNqn(nqn) => write!(f, "subsystem {nqn} exists twice"),
+            Self::Serial(serial) => write!(f, "serial number {serial:?} is not 1 to 20 printable ASCII characters"),
+            Self::Model(model) => write!(f, "model number {model:?} is not 1 to 40 printable ASCII characters"),
+            Self::NoSuchSubsystem => f.write_str("there is no such subsystem"),
+            Self::NsidOutOfRange(nsid) => {
+                write!(f, "namespace identifier {nsid} is out of range")
+            }
+            Self::DuplicateNsid(nsid) => write!(f, "namespace {nsid} exists twice"),
+            Self::NoSuchNamespace(nsid) => write!(f, "there is no namespace {nsid}"),
+            Self::DuplicateUuid(uuid) => write!(
+                f,
+                "the namespace of UUID {:032x} shares an identifier with another; hosts would take them for one disk",
+                u128::from_be_bytes(*uuid)
+            ),
+            Self::ZeroUuid => f.write_str("the UUID is all zero"),
+            Self::BlockSize(size) => write!(f, "block size {size} is neither 512 nor 4096"),
+            Self::Size(blocks) => write!(f, "a size of {blocks} blocks is not possible"),
+            Self::DuplicateListener(addr) => write!(f, "listener {addr} exists twice"),
+            Self::NoSuchListener(addr) => write!(f, "there is no listener {addr}"),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+/// Smallest controller identifier that a dynamic controller may have.
+pub const CNTLID_MIN: u16 = 1;
+
+/// Largest controller identifier that a dynamic controller may have; F0h values above are reserved.
+pub const CNTLID_MAX: u16 = 0xffef;

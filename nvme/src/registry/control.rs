@@ -1,0 +1,185 @@
+//! The control plane: subsystems, namespaces, hosts and listeners come and go, and the hosts are told.
+
+use core::net::SocketAddr;
+
+use super::config::{ConfigError, Listener, NamespaceConfig, SubsystemConfig};
+use super::subsystem::{Namespace, Subsystem, host_nqn};
+use super::{KillReason, Registry, SubsystemId};
+use crate::aer::Notice;
+use crate::nqn::Nqn;
+
+impl Registry {
+    /// Adds a subsystem without namespaces.
+    ///
+    /// # Errors
+    /// Its configuration breaks a rule, or its NQN exists.
+    pub fn add_subsystem(&mut self, config: &SubsystemConfig) -> Result<SubsystemId, ConfigError> {
+        let subsystem = Subsystem::new(config, &self.config)?;
+        if self.find_subsystem(&subsystem.nqn).is_some() {
+            return Err(ConfigError::DuplicateNqn(config.nqn.clone()));
+        }
+        let id = SubsystemId(self.next_subsystem);
+        self.next_subsystem = self.next_subsystem.checked_add(1).expect("fewer than 2^32 subsystems in one process");
+        self.subsystems.insert(id, subsystem);
+        self.discovery_changed();
+        Ok(id)
+    }
+
+    /// Removes a subsystem; its controllers are killed.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove_subsystem(&mut self, id: SubsystemId) -> Result<(), ConfigError> {
+        self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        self.kill_where(KillReason::SubsystemRemoved, |controller| controller.association.subsystem == id);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    /// The subsystem of this name.
+    #[must_use]
+    pub fn find_subsystem(&self, nqn: &Nqn) -> Option<SubsystemId> {
+        self.subsystems.iter().find(|(_, subsystem)| subsystem.nqn == *nqn).map(|(id, _)| *id)
+    }
+
+    /// Adds a namespace. Publish [`Self::namespace_views`] before the hosts see the notice, that is before events are polled.
+    ///
+    /// # Errors
+    /// Its configuration breaks a rule, or its identifier or UUID exists.
+    pub fn add_namespace(&mut self, id: SubsystemId, config: NamespaceConfig) -> Result<(), ConfigError> {
+        let namespace = Namespace::new(config, self.config.max_namespaces)?;
+        let config = &namespace.config;
+        if self.subsystem_mut(id)?.namespaces.contains_key(&config.nsid) {
+            return Err(ConfigError::DuplicateNsid(config.nsid));
+        }
+        // Hosts know a disk by its identifiers, across subsystems too.
+        let mut others = self.subsystems.values().flat_map(|s| s.namespaces.values());
+        if others.any(|other| other.same_identity(config)) {
+            return Err(ConfigError::DuplicateUuid(config.uuid));
+        }
+        let nsid = config.nsid;
+        self.subsystem_mut(id)?.namespaces.insert(nsid, namespace);
+        self.namespace_changed(id, nsid);
+        Ok(())
+    }
+
+    /// Removes a namespace. New commands must be refused (publish the views) before what is outstanding is drained.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace.
+    pub fn remove_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<(), ConfigError> {
+        self.subsystem_mut(id)?.namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        self.namespace_changed(id, nsid);
+        Ok(())
+    }
+
+    /// Changes the size of a namespace.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace, or the size is not possible.
+    pub fn resize_namespace(&mut self, id: SubsystemId, nsid: u32, blocks: u64) -> Result<(), ConfigError> {
+        self.subsystem_mut(id)?.namespaces.get_mut(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?.resize(blocks)?;
+        self.namespace_changed(id, nsid);
+        Ok(())
+    }
+
+    /// Lets a host connect.
+    ///
+    /// # Errors
+    /// There is no such subsystem, or the NQN breaks a rule.
+    pub fn allow_host(&mut self, id: SubsystemId, host: &str) -> Result<(), ConfigError> {
+        let host = host_nqn(host)?;
+        if self.subsystem_mut(id)?.hosts.insert(host) {
+            self.discovery_changed();
+        }
+        Ok(())
+    }
+
+    /// Lets a host no longer connect; its controllers are killed unless any host is allowed.
+    ///
+    /// # Errors
+    /// There is no such subsystem, or the NQN breaks a rule.
+    pub fn remove_host(&mut self, id: SubsystemId, host: &str) -> Result<(), ConfigError> {
+        let host = host_nqn(host)?;
+        let subsystem = self.subsystem_mut(id)?;
+        subsystem.hosts.remove(&host);
+        if !subsystem.allow_any_host {
+            self.kill_where(KillReason::HostRemoved, |controller| {
+                controller.association.subsystem == id && controller.association.hostnqn == host
+            });
+            self.discovery_changed();
+        }
+        Ok(())
+    }
+
+    /// Turns "any host may connect" on or off; when it goes off, controllers of hosts that are not listed are killed.
+    ///
+    /// # Errors
+    /// There is no such subsystem.
+    pub fn set_allow_any_host(&mut self, id: SubsystemId, allow: bool) -> Result<(), ConfigError> {
+        let subsystem = self.subsystem_mut(id)?;
+        subsystem.allow_any_host = allow;
+        let hosts = subsystem.hosts.clone();
+        if !allow {
+            self.kill_where(KillReason::HostRemoved, |controller| {
+                controller.association.subsystem == id && !hosts.contains(&controller.association.hostnqn)
+            });
+        }
+        self.discovery_changed();
+        Ok(())
+    }
+
+    /// Adds an address to the discovery log.
+    ///
+    /// # Errors
+    /// It is there already.
+    pub fn add_listener(&mut self, listener: Listener) -> Result<(), ConfigError> {
+        if self.listeners.iter().any(|l| l.addr == listener.addr) {
+            return Err(ConfigError::DuplicateListener(listener.addr));
+        }
+        self.listeners.push(listener);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    /// Takes an address out of the discovery log.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_listener(&mut self, addr: SocketAddr) -> Result<(), ConfigError> {
+        let index = self.listeners.iter().position(|l| l.addr == addr);
+        self.listeners.remove(index.ok_or(ConfigError::NoSuchListener(addr))?);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    fn subsystem_mut(&mut self, id: SubsystemId) -> Result<&mut Subsystem, ConfigError> {
+        self.subsystems.get_mut(&id).ok_or(ConfigError::NoSuchSubsystem)
+    }
+
+    fn namespace_changed(&mut self, id: SubsystemId, nsid: u32) {
+        for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
+            if controller.association.subsystem == id {
+                controller.changed.add(nsid);
+                controller.notify(Notice::NamespaceAttribute, &mut self.events);
+            }
+        }
+    }
+
+    fn discovery_changed(&mut self) {
+        self.genctr = self.genctr.wrapping_add(1);
+        for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
+            if controller.is_discovery() {
+                controller.notify(Notice::DiscoveryLog, &mut self.events);
+            }
+        }
+    }
+
+    fn kill_where(&mut self, reason: KillReason, condition: impl Fn(&super::controller::Controller) -> bool) {
+        for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
+            if condition(controller) {
+                controller.kill(reason, &mut self.events);
+            }
+        }
+    }
+}

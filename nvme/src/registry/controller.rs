@@ -1,0 +1,190 @@
+//! One controller: an association between a host and a subsystem.
+//!
+//! It ends in two steps. First it is dying: its transport was told to close the queues ([`super::Event::Kill`]), nothing new is accepted. Then,
+//! when the last queue is closed, it is gone, and only then its identifier can be given to another.
+
+use core::net::SocketAddr;
+use core::time::Duration;
+use std::collections::{BTreeSet, VecDeque};
+
+use super::config::RegistryConfig;
+use super::{ControllerId, Event, KillReason, SubsystemId};
+use crate::aer::{AsyncEvents, Fired, Notice};
+use crate::completion::Completion;
+use crate::features::{FeatureContext, Features};
+use crate::logs::{ChangedNamespaces, ErrorLog};
+use crate::nqn::Nqn;
+use crate::properties::{Capabilities, Properties};
+use crate::status::Status;
+
+/// What the admin Connect brought.
+#[derive(Clone, Debug)]
+pub(crate) struct Association {
+    pub(crate) cntlid: u16,
+    pub(crate) subsystem: SubsystemId,
+    pub(crate) subnqn: Nqn,
+    pub(crate) hostnqn: Nqn,
+    pub(crate) hostid: [u8; 16],
+    /// Address that the host reached us at.
+    pub(crate) local: SocketAddr,
+    pub(crate) kato: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Controller {
+    pub(crate) id: ControllerId,
+    pub(crate) association: Association,
+    pub(crate) properties: Properties,
+    pub(crate) features: Features,
+    pub(crate) events: AsyncEvents,
+    pub(crate) errors: ErrorLog,
+    pub(crate) changed: ChangedNamespaces,
+    /// I/O queues that are connected.
+    pub(crate) io_queues: BTreeSet<u16>,
+    admin_open: bool,
+    dying: bool,
+    /// Abort commands that the transport works on.
+    pub(crate) aborts: u8,
+    /// When a command of it was last seen.
+    pub(crate) last_activity: Duration,
+}
+
+impl Controller {
+    pub(crate) fn new(id: ControllerId, association: Association, config: &RegistryConfig, now: Duration) -> Self {
+        let discovery = association.subsystem.is_discovery();
+        let capabilities = Capabilities {
+            mqes: config.max_io_queue_entries.saturating_sub(1),
+            timeout: config.ready_timeout,
+            io: !discovery,
+        };
+        let context = FeatureContext {
+            discovery,
+            max_io_queues: config.max_io_queues,
+            keep_alive_granularity: config.keep_alive_granularity,
+            io_queues_exist: false,
+            hostid: association.hostid,
+        };
+        Self {
+            id,
+            properties: Properties::new(capabilities),
+            features: Features::new(&context, association.kato),
+            association,
+            events: AsyncEvents::default(),
+            errors: ErrorLog::default(),
+            changed: ChangedNamespaces::default(),
+            io_queues: BTreeSet::new(),
+            admin_open: true,
+            dying: false,
+            aborts: 0,
+            last_activity: now,
+        }
+    }
+
+    pub(crate) fn is_discovery(&self) -> bool {
+        self.association.subsystem.is_discovery()
+    }
+
+    /// No longer usable: its queues are being closed.
+    pub(crate) fn is_dying(&self) -> bool {
+        self.dying
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.dying && !self.admin_open && self.io_queues.is_empty()
+    }
+
+    pub(crate) fn feature_context(&self, config: &RegistryConfig) -> FeatureContext {
+        FeatureContext {
+            discovery: self.is_discovery(),
+            max_io_queues: config.max_io_queues,
+            keep_alive_granularity: config.keep_alive_granularity,
+            io_queues_exist: !self.io_queues.is_empty(),
+            hostid: self.association.hostid,
+        }
+    }
+
+    /// Ends the association: parked requests are dropped with their queue, and the transport closes what is open.
+    pub(crate) fn kill(&mut self, reason: KillReason, events: &mut VecDeque<Event>) {
+        if self.dying {
+            return;
+        }
+        self.dying = true;
+        self.properties.fail();
+        self.events.reset();
+        events.push_back(Event::Kill { ctrl: self.id, reason });
+    }
+
+    /// A queue is drained and destroyed.
+    pub(crate) fn queue_closed(&mut self, qid: u16, events: &mut VecDeque<Event>) {
+        if qid == 0 {
+            self.admin_open = false;
+            if self.io_queues.is_empty() {
+                // Nothing is left to close.
+                self.dying = true;
+            } else {
+                self.kill(KillReason::AdminQueueClosed, events);
+            }
+            return;
+        }
+        self.io_queues.remove(&qid);
+        if self.properties.is_draining() && self.io_queues.is_empty() {
+            self.properties.reset_done();
+        }
+    }
+
+    /// Tells the host of something, if it enabled the controller and the notice.
+    pub(crate) fn notify(&mut self, notice: Notice, events: &mut VecDeque<Event>) {
+        if self.dying || !self.properties.is_ready() || !self.features.notice_enabled(notice.enable_bit()) {
+            return;
+        }
+        if let Some(fired) = self.events.raise(notice) {
+            events.push_back(self.fired(fired));
+        }
+    }
+
+    /// The host read the log of a notice.
+    pub(crate) fn log_read(&mut self, notice: Notice, offset: u64, retain: bool, events: &mut VecDeque<Event>) {
+        if let Some(fired) = self.events.log_read(notice, offset, retain) {
+            events.push_back(self.fired(fired));
+        }
+    }
+
+    fn fired(&self, fired: Fired) -> Event {
+        Event::CompleteHeld { ctrl: self.id, completion: Completion::with_result(fired.cid, fired.dword0.into()) }
+    }
+
+    /// CC.EN went 1 to 0.
+    pub(crate) fn reset(&mut self, config: &RegistryConfig, events: &mut VecDeque<Event>) {
+        for cid in self.events.reset() {
+            events.push_back(Event::CompleteHeld {
+                ctrl: self.id,
+                completion: Completion::failed(cid, Status::ABORT_REQUESTED),
+            });
+        }
+        self.features.reset(&self.feature_context(config));
+        self.changed.clear();
+        if self.io_queues.is_empty() {
+            self.properties.reset_done();
+        } else {
+            events.push_back(Event::CloseIoQueues { ctrl: self.id });
+        }
+    }
+
+    /// How long it may be silent. A host may send a Keep Alive just inside each timeout, and with traffic based keep alive any command resets the
+    /// timer only when it expires, so silence is certain after twice the timeout alone.
+    pub(crate) fn patience(&self, config: &RegistryConfig) -> Option<Duration> {
+        match self.features.kato() {
+            Some(kato) => Some(kato.saturating_mul(2)),
+            None if self.is_discovery() => config.discovery_idle,
+            None => None,
+        }
+    }
+
+    /// When it expires if nothing more is heard of it.
+    pub(crate) fn deadline(&self, config: &RegistryConfig) -> Option<Duration> {
+        if self.dying {
+            return None;
+        }
+        self.patience(config).map(|patience| self.last_activity.saturating_add(patience))
+    }
+}

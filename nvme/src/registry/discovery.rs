@@ -1,0 +1,121 @@
+//! The discovery log of one host: every subsystem that it may use, at every address that it can be expected to reach.
+
+use core::net::{IpAddr, SocketAddr};
+
+use super::Surroundings;
+use super::config::Listener;
+use super::controller::Controller;
+use crate::nqn::Nqn;
+use crate::wire::discovery::{Entry, EntryFields, Subtype, page};
+
+/// The whole page (LID 70h): one entry for this discovery subsystem per address, then the subsystems in the order they were added.
+pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8> {
+    let association = &controller.association;
+    let addresses = addresses(cx.listeners, association.local);
+    let discovery = (&association.subnqn, Subtype::CurrentDiscovery);
+    let subsystems = cx
+        .subsystems
+        .values()
+        .filter(|subsystem| subsystem.allows(&association.hostnqn))
+        .map(|subsystem| (&subsystem.nqn, Subtype::Nvm));
+    let entry = |(subnqn, subtype): (&Nqn, Subtype), (addr, listener): &(SocketAddr, Listener)| {
+        Entry::new(&EntryFields {
+            subtype,
+            subnqn,
+            addr: *addr,
+            portid: listener.portid,
+            prtype: listener.provider.to_wire(),
+            asqsz: cx.config.admin_queue_entries,
+        })
+    };
+    let entries: Vec<Entry> = core::iter::once(discovery)
+        .chain(subsystems)
+        .flat_map(|subsystem| addresses.iter().map(move |address| entry(subsystem, address)))
+        .collect();
+    page(cx.genctr, &entries)
+}
+
+/// The addresses that a host which reached us at `local` can be expected to reach, each once.
+///
+/// A wildcard is advertised as the address that the host reached, when it covers that family. A loopback or link-local address means something
+/// else on the host's machine unless the host came by one.
+fn addresses(listeners: &[Listener], local: SocketAddr) -> Vec<(SocketAddr, Listener)> {
+    let local = local.ip().to_canonical();
+    let mut found: Vec<(SocketAddr, Listener)> = Vec::new();
+    for listener in listeners {
+        let ip = listener.addr.ip().to_canonical();
+        let ip = if ip.is_unspecified() {
+            if ip.is_ipv4() != local.is_ipv4() && ip.is_ipv4() {
+                continue;
+            }
+            local
+        } else {
+            ip
+        };
+        let addr = SocketAddr::new(ip, listener.addr.port());
+        let reachable = scope(ip) == Scope::Global || scope(ip) == scope(local);
+        if reachable && !found.iter().any(|(other, _)| *other == addr) {
+            found.push((addr, *listener));
+        }
+    }
+    found
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Loopback,
+    Link,
+    Global,
+}
+
+fn scope(ip: IpAddr) -> Scope {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if ip.is_loopback() {
+        Scope::Loopback
+    } else if link_local {
+        Scope::Link
+    } else {
+        Scope::Global
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::RdmaProvider;
+
+    fn resolve(listeners: &[&str], local: &str) -> Vec<String> {
+        let listeners: Vec<Listener> = listeners
+            .iter()
+            .map(|addr| Listener { addr: addr.parse().unwrap(), portid: 1, provider: RdmaProvider::NotSpecified })
+            .collect();
+        addresses(&listeners, local.parse().unwrap()).iter().map(|(addr, _)| addr.to_string()).collect()
+    }
+
+    #[test]
+    fn wildcards_become_the_address_that_the_host_reached() {
+        assert_eq!(resolve(&["0.0.0.0:4420"], "10.0.0.1:4420"), ["10.0.0.1:4420"]);
+        assert_eq!(resolve(&["[::]:4420"], "[fd00::2]:4420"), ["[fd00::2]:4420"]);
+        assert_eq!(resolve(&["[::]:4420"], "[::ffff:10.0.0.1]:4420"), ["10.0.0.1:4420"]);
+        assert_eq!(resolve(&["0.0.0.0:4420"], "[fd00::2]:4420"), [""; 0]);
+    }
+
+    #[test]
+    fn each_address_is_listed_once() {
+        assert_eq!(
+            resolve(&["0.0.0.0:4420", "10.0.0.1:4420", "10.0.0.1:8009", "[::]:4420"], "10.0.0.1:4420"),
+            ["10.0.0.1:4420", "10.0.0.1:8009"]
+        );
+    }
+
+    #[test]
+    fn loopback_and_link_local_are_for_hosts_that_came_by_them() {
+        let listeners = ["127.0.0.1:4420", "[fe80::1]:4420", "10.0.0.1:4420"];
+        assert_eq!(resolve(&listeners, "10.0.0.1:1"), ["10.0.0.1:4420"]);
+        assert_eq!(resolve(&listeners, "127.0.0.1:1"), ["127.0.0.1:4420", "10.0.0.1:4420"]);
+        assert_eq!(resolve(&listeners, "[fe80::1%2]:1"), ["[fe80::1]:4420", "10.0.0.1:4420"]);
+    }
+}

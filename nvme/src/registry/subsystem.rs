@@ -1,0 +1,128 @@
+//! Subsystems and namespaces: what exists, checked when it is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::config::{ConfigError, NamespaceConfig, RegistryConfig, SubsystemConfig};
+use crate::io::NamespaceView;
+use crate::logs::{IoCounters, NamespaceCommands};
+use crate::nqn::Nqn;
+use crate::wire::ascii;
+
+/// A subsystem of I/O controllers.
+#[derive(Debug)]
+pub(crate) struct Subsystem {
+    pub(crate) nqn: Nqn,
+    pub(crate) serial: [u8; 20],
+    pub(crate) model: [u8; 40],
+    pub(crate) allow_any_host: bool,
+    pub(crate) hosts: BTreeSet<Nqn>,
+    pub(crate) namespaces: BTreeMap<u32, Namespace>,
+    pub(crate) counters: IoCounters,
+}
+
+/// A namespace, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Namespace {
+    pub(crate) config: NamespaceConfig,
+    pub(crate) block_shift: u8,
+}
+
+impl Subsystem {
+    pub(crate) fn new(config: &SubsystemConfig, registry: &RegistryConfig) -> Result<Self, ConfigError> {
+        let nqn = Nqn::strict(&config.nqn).map_err(|rule| ConfigError::Nqn(config.nqn.clone(), rule))?;
+        if !is_printable(&config.serial, 20) {
+            return Err(ConfigError::Serial(config.serial.clone()));
+        }
+        let model = config.model.as_ref().unwrap_or(&registry.model);
+        if !is_printable(model, 40) {
+            return Err(ConfigError::Model(model.clone()));
+        }
+        let hosts = config.hosts.iter().map(|host| host_nqn(host));
+        Ok(Self {
+            nqn,
+            serial: ascii(&config.serial),
+            model: ascii(model),
+            allow_any_host: config.allow_any_host,
+            hosts: hosts.collect::<Result<_, _>>()?,
+            namespaces: BTreeMap::new(),
+            counters: IoCounters::default(),
+        })
+    }
+
+    pub(crate) fn allows(&self, hostnqn: &Nqn) -> bool {
+        self.allow_any_host || self.hosts.contains(hostnqn)
+    }
+
+    /// The optional commands that its namespaces have between them. An empty subsystem announces all, as a namespace that comes later
+    /// could not announce them to hosts that are connected already.
+    pub(crate) fn commands(&self) -> NamespaceCommands {
+        let any = |has: fn(&NamespaceConfig) -> bool| {
+            self.namespaces.is_empty() || self.namespaces.values().any(|ns| has(&ns.config))
+        };
+        NamespaceCommands {
+            compare: any(|ns| ns.compare),
+            write_zeroes: any(|ns| ns.write_zeroes),
+            deallocate: any(|ns| ns.deallocate),
+        }
+    }
+}
+
+impl Namespace {
+    pub(crate) fn new(config: NamespaceConfig, max: u32) -> Result<Self, ConfigError> {
+        if config.nsid == 0 || config.nsid > max {
+            return Err(ConfigError::NsidOutOfRange(config.nsid));
+        }
+        if config.uuid == [0; 16] {
+            return Err(ConfigError::ZeroUuid);
+        }
+        let block_shift = match config.block_size {
+            512 => 9,
+            4096 => 12,
+            size => return Err(ConfigError::BlockSize(size)),
+        };
+        check_size(config.blocks, block_shift)?;
+        Ok(Self { config, block_shift })
+    }
+
+    pub(crate) fn resize(&mut self, blocks: u64) -> Result<(), ConfigError> {
+        check_size(blocks, self.block_shift)?;
+        self.config.blocks = blocks;
+        Ok(())
+    }
+
+    /// Whether a host would take both for one disk.
+    pub(crate) fn same_identity(&self, other: &NamespaceConfig) -> bool {
+        let mine = &self.config;
+        mine.uuid == other.uuid
+            || (mine.nguid != [0; 16] && mine.nguid == other.nguid)
+            || (mine.eui64 != [0; 8] && mine.eui64 == other.eui64)
+    }
+
+    pub(crate) fn view(&self) -> NamespaceView {
+        NamespaceView {
+            nsid: self.config.nsid,
+            blocks: self.config.blocks,
+            block_shift: self.block_shift,
+            read_only: self.config.read_only,
+            compare: self.config.compare,
+            write_zeroes: self.config.write_zeroes,
+            deallocate: self.config.deallocate,
+        }
+    }
+}
+
+/// A size whose last byte has a 64-bit address.
+fn check_size(blocks: u64, block_shift: u8) -> Result<(), ConfigError> {
+    if blocks == 0 || blocks > u64::MAX >> block_shift {
+        return Err(ConfigError::Size(blocks));
+    }
+    Ok(())
+}
+
+pub(crate) fn host_nqn(host: &str) -> Result<Nqn, ConfigError> {
+    Nqn::lenient(host).map_err(|rule| ConfigError::HostNqn(host.to_owned(), rule))
+}
+
+fn is_printable(text: &str, max: usize) -> bool {
+    (1..=max).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
