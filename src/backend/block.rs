@@ -4,6 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::stat::{major, minor};
 
@@ -17,13 +19,7 @@ use super::{Abilities, BackendError, BackendInfo};
 pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Storage, BackendError> {
     let name = path.display().to_string();
     check_type(path, &name)?;
-    // O_EXCL without O_CREAT: nobody else may open it so, mount it or put it into an array.
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!read_only)
-        .custom_flags(libc::O_EXCL | libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)
-        .map_err(|error| open_error(path, &name, &error))?;
+    let file = claim(path, &name, read_only)?;
     let error = |error: io::Error| BackendError::new(&name, error, "see whether the device works (dmesg)");
     let size = storage::size(&file, Kind::Device).map_err(error)?;
     let mut remarks = Vec::new();
@@ -55,6 +51,25 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
         name,
     };
     Ok(Storage::new(open, info))
+}
+
+/// Opens with O_EXCL but not O_CREAT: nobody else may open it so, mount it or put it into an array.
+fn claim(path: &Path, name: &str, read_only: bool) -> Result<File, BackendError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!read_only).custom_flags(libc::O_EXCL | libc::O_CLOEXEC | libc::O_NONBLOCK);
+    let end = Instant::now() + holder::LINGER;
+    loop {
+        let error = match options.open(path) {
+            Ok(file) => return Ok(file),
+            Err(error) => error,
+        };
+        let busy = error.raw_os_error() == Some(libc::EBUSY);
+        if !busy || holder::of_device(path).is_some() || Instant::now() >= end {
+            return Err(open_error(path, name, &error));
+        }
+        // Nobody is to be seen: a process that ended, whose ring is not gone yet.
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn check_type(path: &Path, name: &str) -> Result<(), BackendError> {

@@ -1,9 +1,11 @@
 //! Opening a file for serving: locked, O_DIRECT where it works, made or checked to the size that was asked for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -24,25 +26,46 @@ pub(super) struct Wish {
 pub(super) fn open(path: &Path, wish: Wish) -> Result<Storage, BackendError> {
     let name = path.display().to_string();
     let (file, made) = open_or_make(path, &name, wish)?;
-    check_type(&file, &name)?;
-    claim(&file, &name, wish.read_only)?;
-    let size = settle_size(&file, &name, wish).inspect_err(|_| {
-        if made {
-            let _ = std::fs::remove_file(path);
+    let prepared = check_type(&file, &name).and_then(|()| {
+        claim(&file, &name, wish.read_only)?;
+        prepare(&file, path, &name, wish, made).inspect_err(|_| drop(ioctl::unlock(&file)))
+    });
+    match prepared {
+        Ok(prepared) => Ok(describe(file, name, wish, prepared)),
+        Err(error) => {
+            if made {
+                let _ = std::fs::remove_file(path);
+            }
+            Err(error)
         }
-    })?;
+    }
+}
+
+/// What was settled and learnt about a file that is ours.
+struct Prepared {
+    size: u64,
+    direct: Option<Direct>,
+    grain: u32,
+    identity: Vec<u8>,
+    remarks: Vec<String>,
+}
+
+fn prepare(file: &File, path: &Path, name: &str, wish: Wish, made: bool) -> Result<Prepared, BackendError> {
+    let size = settle_size(file, name, wish)?;
     if made {
         // The name is as durable as the bytes that will be acknowledged under it.
-        sync_parent(path).map_err(|error| BackendError::new(&name, error, "see to the folder it lies in"))?;
+        sync_parent(path).map_err(|error| BackendError::new(name, error, "see to the folder it lies in"))?;
     }
     let mut remarks = Vec::new();
     let direct = if wish.buffered {
         remarks.push("buffered: chosen".to_owned());
         None
     } else {
-        turn_direct_on(&file, size).inspect_err(|reason| remarks.push(format!("buffered: {reason}"))).ok()
+        turn_direct_on(file, size).inspect_err(|reason| remarks.push(format!("buffered: {reason}"))).ok()
     };
-    describe(file, name, wish, size, direct, remarks)
+    let metadata = file.metadata().map_err(|error| BackendError::new(name, error, "check the file system"))?;
+    let grain = u32::try_from(metadata.blksize()).unwrap_or(0);
+    Ok(Prepared { size, direct, grain, identity: identity(file, &metadata), remarks })
 }
 
 fn open_or_make(path: &Path, name: &str, wish: Wish) -> Result<(File, bool), BackendError> {
@@ -84,25 +107,24 @@ fn check_type(file: &File, name: &str) -> Result<(), BackendError> {
 
 /// Locks the file against other servers of it, and looks for other users that do not take that kind of lock.
 fn claim(file: &File, name: &str, read_only: bool) -> Result<(), BackendError> {
-    let taken = |by: Option<String>| {
-        let by = by.map_or_else(|| "by another process".to_owned(), |holder| format!("by {holder}"));
-        BackendError::new(name, format!("is in use {by}"), "stop that, or serve another file")
-    };
-    match ioctl::lock(file, !read_only) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {
-            return Err(taken(holder::of_file(file, true)));
+    let taken = |by: String| BackendError::new(name, format!("is in use by {by}"), "stop that, or serve another file");
+    let end = Instant::now() + holder::LINGER;
+    while let Err(error) = ioctl::lock(file, !read_only) {
+        if error.raw_os_error() != Some(libc::EWOULDBLOCK) {
+            let reason = format!("cannot be locked: {error}");
+            return Err(BackendError::new(name, reason, "serve it from a file system with locks"));
         }
-        Err(error) => {
-            return Err(BackendError::new(
-                name,
-                format!("cannot be locked: {error}"),
-                "serve it from a file system with locks",
-            ));
+        match holder::of_file(file, true) {
+            Some(holder) if holder.alive => return Err(taken(holder.name)),
+            _ if Instant::now() >= end => return Err(taken("a process that ended and is not gone yet".into())),
+            _ => thread::sleep(Duration::from_millis(20)),
         }
     }
     match holder::of_file(file, false) {
-        Some(holder) if !read_only => Err(taken(Some(holder))),
+        Some(holder) if !read_only => {
+            let _ = ioctl::unlock(file);
+            Err(taken(holder.name))
+        }
         _ => Ok(()),
     }
 }
@@ -133,18 +155,8 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-fn describe(
-    file: File,
-    name: String,
-    wish: Wish,
-    size: u64,
-    direct: Option<Direct>,
-    remarks: Vec<String>,
-) -> Result<Storage, BackendError> {
-    let error = |error: io::Error| BackendError::new(&name, error, "check the file system");
-    let metadata = file.metadata().map_err(error)?;
-    let identity = identity(&file, metadata.dev(), metadata.ino());
-    let grain = u32::try_from(metadata.blksize()).unwrap_or(0);
+fn describe(file: File, name: String, wish: Wish, prepared: Prepared) -> Storage {
+    let Prepared { size, direct, grain, identity, remarks } = prepared;
     let open = OpenFile::new(file, Kind::File, wish.read_only, direct, size);
     let punches = !wish.read_only && try_punch(open.file(), size);
     if !punches {
@@ -164,7 +176,7 @@ fn describe(
         remarks,
         identity,
     };
-    Ok(Storage::new(open, info))
+    Storage::new(open, info)
 }
 
 /// Whether holes can be punched: tried behind the end, where there is nothing to lose.
@@ -173,18 +185,20 @@ fn try_punch(file: &File, size: u64) -> bool {
     fallocate(file, FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, 4096).is_ok()
 }
 
-/// The file system by its own identity (device numbers change with the order of discovery), the inode, and its birth, as
-/// inode numbers are used again.
-fn identity(file: &File, dev: u64, ino: u64) -> Vec<u8> {
+/// The inode and its birth, as inode numbers are used again; where no birth is known, the file system's number instead. It
+/// stays when the file is renamed and when device numbers change.
+fn identity(file: &File, metadata: &Metadata) -> Vec<u8> {
     let mut identity = b"file".to_vec();
-    match nix::sys::statfs::fstatfs(file) {
-        Ok(statfs) => identity.extend(format!("{:?}", statfs.filesystem_id()).bytes()),
-        Err(_) => identity.extend(dev.to_le_bytes()),
-    }
-    identity.extend(ino.to_le_bytes());
-    if let Some((seconds, nanoseconds)) = ioctl::statx(file).ok().and_then(|statx| statx.born) {
-        identity.extend(seconds.to_le_bytes());
-        identity.extend(nanoseconds.to_le_bytes());
+    identity.extend(metadata.ino().to_le_bytes());
+    match ioctl::statx(file).ok().and_then(|statx| statx.born) {
+        Some((seconds, nanoseconds)) => {
+            identity.extend(seconds.to_le_bytes());
+            identity.extend(nanoseconds.to_le_bytes());
+        }
+        None => {
+            let number = nix::sys::statvfs::fstatvfs(file).map_or(0, |statvfs| statvfs.filesystem_id());
+            identity.extend(if number == 0 { metadata.dev() } else { number }.to_le_bytes());
+        }
     }
     identity
 }

@@ -3,20 +3,39 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::stat::{major, minor};
 
-/// The holder of a lock on the file, as `qemu (pid 4711)`. `flock`: whether to look at locks of the kind that farside takes
-/// itself, or only at the kinds that it does not.
-pub(super) fn of_file(file: &File, flock: bool) -> Option<String> {
+/// How long a claim of a process that has ended may linger: the kernel closes the files of its ring when what was in flight
+/// there has ended.
+pub(super) const LINGER: Duration = Duration::from_secs(3);
+
+/// Who holds a file or device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    /// As in `qemu (pid 4711)`.
+    pub(super) name: String,
+    /// False: a process that has ended.
+    pub(super) alive: bool,
+}
+
+/// The holder of a lock on the file. `flock`: whether to look at locks of the kind that farside takes itself, or only at the
+/// kinds that it does not.
+pub(super) fn of_file(file: &File, flock: bool) -> Option<Holder> {
     let metadata = file.metadata().ok()?;
     let inode = format!("{:02x}:{:02x}:{}", major(metadata.dev()), minor(metadata.dev()), metadata.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let pid = lock_holder(&locks, &inode, flock);
+    let living = |name| Holder { name, alive: true };
     match pid {
-        Some(pid) if pid > 0 => Some(describe(pid as u32)),
-        Some(_) => Some("a process in another container".to_owned()),
-        None => loop_device(&metadata),
+        Some(pid) if pid > 0 => {
+            let alive = Path::new(&format!("/proc/{pid}")).exists();
+            Some(Holder { name: describe(pid as u32), alive })
+        }
+        // The holder lives in another process namespace, or the lock belongs to no process.
+        Some(_) => Some(living("a process that cannot be seen from here".to_owned())),
+        None => loop_device(&metadata).map(living),
     }
 }
 

@@ -68,9 +68,17 @@ pub(crate) fn statx(file: &File) -> io::Result<Statx> {
 
 /// Takes an advisory lock on the open file, or says at once that another has it.
 pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
-    let operation = if exclusive { libc::LOCK_EX } else { libc::LOCK_SH };
+    flock(file, if exclusive { libc::LOCK_EX } else { libc::LOCK_SH } | libc::LOCK_NB)
+}
+
+/// Gives the lock up, also while the kernel or a child process about to exec still holds a reference to the open file.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_UN)
+}
+
+fn flock(file: &File, operation: c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open; the call takes no pointer.
-    match unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } {
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

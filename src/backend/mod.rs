@@ -15,6 +15,8 @@
 //! * A queue that completes by itself (not through the reactor's ring) calls its [`Waker`] when something is to be polled.
 
 mod block;
+mod blocking;
+mod faulty;
 mod file;
 mod holder;
 mod ioctl;
@@ -24,10 +26,14 @@ mod open_file;
 mod ring;
 mod spec;
 mod storage;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use blocking::{Blocking, BlockingStorage};
+pub use faulty::{FaultControl, FaultPlan, Faulty};
 pub use memory::Memory;
 pub use null::Null;
 pub use ring::{Ring, RingError, RingHandle, RingOptions};

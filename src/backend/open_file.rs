@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::IoError;
+use super::{IoError, ioctl};
 
 /// What kind of storage a descriptor is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,5 +113,12 @@ impl OpenFile {
     /// Whether a flush may still succeed.
     pub(crate) fn can_sync(&self) -> bool {
         !self.lost.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // The ring lets go of its reference a little later than we do.
+        let _ = ioctl::unlock(&self.file);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::block;
 use super::file::{self, Wish};
-use super::{Backend, BackendError, Memory, Null};
+use super::{Backend, BackendError, FaultPlan, Faulty, Memory, Null};
 
 /// What to open and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct BackendSpec {
     pub read_only: bool,
     /// Use the page cache even where O_DIRECT works.
     pub buffered: bool,
+    /// Faults before it, for tests.
+    pub faults: Option<FaultPlan>,
 }
 
 /// Where a namespace's bytes are.
@@ -50,7 +52,7 @@ pub enum Source {
 impl BackendSpec {
     /// A source with the defaults of everything else.
     pub fn new(source: Source) -> Self {
-        Self { source, block_size: None, read_only: false, buffered: false }
+        Self { source, block_size: None, read_only: false, buffered: false, faults: None }
     }
 
     /// The LBA size of a namespace on the opened backend.
@@ -72,7 +74,10 @@ pub fn open(spec: &BackendSpec) -> Result<Arc<dyn Backend>, BackendError> {
         Source::Null { size } => Arc::new(Null::new(*size)),
     };
     check(spec, &*backend)?;
-    Ok(backend)
+    match spec.faults {
+        Some(plan) => Ok(Arc::new(Faulty::new(backend, plan))),
+        None => Ok(backend),
+    }
 }
 
 /// What can be refused before anything is touched: no file is made only to be refused.

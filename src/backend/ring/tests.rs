@@ -374,6 +374,17 @@ fn wait_ends_by_its_timeout_and_by_another_threads_event() {
 }
 
 #[test]
+fn refused_buffers_cost_a_remark_and_nothing_else() {
+    let mut bench = Bench::new(true);
+    let arena = bench.ring.borrow().arena.as_ref().unwrap().arena.clone();
+    // The kernel takes buffers once.
+    bench.ring.borrow_mut().register_arena(&arena);
+    assert!(bench.ring.borrow().remarks()[0].contains("memlock"), "{:?}", bench.ring.borrow().remarks());
+    bench.write(4096, &pattern(8192, 4), true).unwrap();
+    assert_eq!(bench.read(4096, 8192).unwrap(), pattern(8192, 4));
+}
+
+#[test]
 fn many_files_beyond_the_registered_ones_work() {
     let bench = Bench::with(true, &RingOptions { entries: 64, files: 2 });
     let mut queues: Vec<_> = (0..5).map(|_| Ring::open_queue(&bench.ring, bench.file.clone())).collect();
