@@ -3,3 +3,4 @@
 pub mod backend;
 pub mod mem;
 pub mod rdma;
+pub mod target;

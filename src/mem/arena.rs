@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::rdma::{Access, Endpoint, Mr, RdmaError};
+
 /// The page that sizes and alignments are counted in.
 pub const PAGE: usize = 4096;
 
@@ -60,6 +62,13 @@ impl Arena {
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Registers all of it with a device. The arena's owner drops the endpoint, or deregisters, before the arena.
+    pub fn register<E: Endpoint>(&self, endpoint: &mut E, access: Access) -> Result<Mr, RdmaError> {
+        // SAFETY: mapped, readable and writable until the arena is dropped, which its owner does after the endpoint (this
+        // method's contract); its parts are touched by their owners only while no work request names them.
+        unsafe { endpoint.register(self.base.as_ptr(), self.len, access) }
     }
 
     /// Never true: an arena has at least one huge page's worth of bytes.

@@ -6,6 +6,7 @@
 use std::ptr::NonNull;
 
 use super::arena::{Arena, PAGE};
+use crate::rdma::{Access, Endpoint, Mr, RdmaError};
 
 const MIN_SHIFT: u32 = PAGE.trailing_zeros();
 /// Orders 0 (4 KiB) to 8 (1 MiB).
@@ -59,6 +60,13 @@ impl Buffer {
     /// Bytes before it in its arena.
     pub fn arena_offset(&self) -> usize {
         self.pool_offset + ((self.block as usize) << MIN_SHIFT)
+    }
+
+    /// Registers just this buffer with a device. Whoever holds the buffer deregisters before giving it back.
+    pub fn register<E: Endpoint>(&self, endpoint: &mut E, access: Access) -> Result<Mr, RdmaError> {
+        // SAFETY: the buffer's bytes stay mapped as long as its arena, and are its holder's alone until it is given back, which
+        // is after `deregister` (this method's contract).
+        unsafe { endpoint.register(self.base.as_ptr(), self.capacity(), access) }
     }
 
     /// The bytes. Nothing may be in flight on them (see the module's doc).

@@ -1,0 +1,48 @@
+//! The command line: `farside serve`, `farside check`.
+//!
+//! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
+//! reason and the remedy).
+
+mod serve;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Serve files, block devices and memory to NVMe over Fabrics hosts by RDMA.
+#[derive(Debug, Parser)]
+#[command(name = "farside", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// What to log: error, warn, info, debug, trace, or a filter such as farside::target=debug
+    #[arg(long, global = true, default_value = "info", env = "FARSIDE_LOG")]
+    log: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a disk until SIGTERM or SIGINT
+    Serve(serve::Serve),
+    /// Check a configuration file and this machine against it, without starting anything
+    Check(serve::Check),
+}
+
+/// Runs the command line.
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = match EnvFilter::try_new(&arguments.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("farside: --log {:?}: {error}; use error, warn, info, debug or trace", arguments.log);
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match arguments.command {
+        Command::Serve(serve) => serve.run(),
+        Command::Check(check) => check.run(),
+    }
+}

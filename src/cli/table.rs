@@ -1,0 +1,102 @@
+//! The table at start-up: what is served, where, over what, how much memory, and the line to type on the host.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use farside::target::Served;
+
+/// The table's text.
+pub(crate) fn table(served: &Served) -> String {
+    let mut text = String::new();
+    for (nqn, namespaces) in &served.subsystems {
+        let _ = writeln!(text, "subsystem  {nqn}");
+        for namespace in namespaces {
+            let info = &namespace.backend;
+            let _ = writeln!(
+                text,
+                "namespace  {}  {}  {} ({} B blocks)  uuid {}",
+                namespace.nsid,
+                info.name,
+                human(info.size),
+                namespace.block_size,
+                namespace.uuid
+            );
+            for remark in &info.remarks {
+                let _ = writeln!(text, "           {remark}");
+            }
+        }
+    }
+    for (address, device) in &served.listeners {
+        match device {
+            Some(device) => {
+                let _ = writeln!(
+                    text,
+                    "listener   {address}  {}  GID {}  path MTU {}",
+                    device.name, device.gid, device.mtu
+                );
+            }
+            None => {
+                let _ = writeln!(text, "listener   {address}  every RDMA device");
+            }
+        }
+    }
+    let _ = writeln!(
+        text,
+        "memory     {} registered, {} reactor{}, provider {}",
+        human(served.memory as u64),
+        served.reactors,
+        if served.reactors == 1 { "" } else { "s" },
+        served.provider
+    );
+    for (address, _) in &served.listeners {
+        for (nqn, _) in &served.subsystems {
+            let _ = writeln!(text, "connect    {}", connect_line(*address, nqn));
+        }
+    }
+    text
+}
+
+/// What to type on the host.
+fn connect_line(address: SocketAddr, nqn: &str) -> String {
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => "ADDRESS-OF-THIS-MACHINE".to_string(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => ip.to_string(),
+    };
+    format!("nvme connect -t rdma -a {host} -s {} -n {nqn}", address.port())
+}
+
+fn human(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    for (unit, shift) in UNITS {
+        if bytes >= 1 << shift {
+            let whole = bytes as f64 / (1u64 << shift) as f64;
+            return if bytes.is_multiple_of(1 << shift) {
+                format!("{whole:.0} {unit}")
+            } else {
+                format!("{whole:.2} {unit}")
+            };
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_at_a_glance() {
+        assert_eq!(human(1 << 30), "1 GiB");
+        assert_eq!(human(1536 << 20), "1.50 GiB");
+        assert_eq!(human(100), "100 B");
+    }
+
+    #[test]
+    fn connect_line_is_what_nvme_cli_takes() {
+        assert_eq!(
+            connect_line("[fd00::2]:4420".parse().unwrap(), "nqn.2026-11.io.farside:disk"),
+            "nvme connect -t rdma -a fd00::2 -s 4420 -n nqn.2026-11.io.farside:disk"
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! The birth of a queue: a connection request that the control thread admitted becomes a queue pair with its receives
+//! posted, and is accepted; or rejected with the status that says why.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::memory::{Home, SlotId};
+use super::options::ADMIN_IN_CAPSULE;
+use super::private_data::{QueueRequest, RejectStatus};
+use super::queue::{CloseReason, Life, Queue};
+use super::reactor::Reactor;
+use super::request::{Tag, TagKind};
+use super::shared::{Activity, ControlMessage, QueueKey};
+use crate::rdma::{ConnParams, Endpoint, Incoming, Provider, QpOptions, RecvQueue};
+
+/// Send queue entries beyond two per command: room for one descriptor list, and the drain marker.
+const EXTRA_SENDS: u32 = 17;
+
+impl<P: Provider> Reactor<P> {
+    pub(crate) fn accept(&mut self, incoming: P::Incoming, request: QueueRequest, now: Duration) {
+        let (peer, local, conn) = (incoming.peer(), incoming.local(), incoming.conn());
+        if let Err((incoming, status, detail)) = self.try_accept(incoming, request, now) {
+            warn!(%peer, %local, qid = request.qid, "connection rejected: {status}: {detail}");
+            self.shared.counters.connections_rejected.fetch_add(1, Ordering::Relaxed);
+            self.return_budget(request.sq_entries);
+            if let Some(incoming) = incoming {
+                incoming.reject(&status.encode());
+            }
+            self.shared.control_mail.send(ControlMessage::Gone(conn));
+        }
+    }
+
+    fn try_accept(
+        &mut self,
+        incoming: P::Incoming,
+        request: QueueRequest,
+        now: Duration,
+    ) -> Result<(), (Option<P::Incoming>, RejectStatus, String)> {
+        let entries = request.sq_entries;
+        if self.draining_since.is_some() {
+            return Err((Some(incoming), RejectStatus::NoResources, "the target stops".into()));
+        }
+        let at = match self.device_for(incoming.device()) {
+            Ok(at) => at,
+            Err(error) => return Err((Some(incoming), RejectStatus::NoResources, error.to_string())),
+        };
+        let (peer, local, conn) = (incoming.peer(), incoming.local(), incoming.conn());
+        let Some(device) = self.devices[at].as_mut() else {
+            return Err((Some(incoming), RejectStatus::NoResources, "the device is gone".into()));
+        };
+        let caps = device.endpoint.caps();
+        let reads = incoming.initiator_depth().min(caps.max_initiator_depth);
+        if reads == 0 {
+            return Err((Some(incoming), RejectStatus::InvalidIrd, "RDMA READ depth 0".into()));
+        }
+        let send_wr = (2 * entries + EXTRA_SENDS).min(caps.max_qp_wr);
+        if send_wr <= EXTRA_SENDS {
+            return Err((Some(incoming), RejectStatus::NoResources, format!("the device allows {send_wr} sends")));
+        }
+        let shared_receives =
+            request.qid != 0 && device.shared_depth > 0 && device.wanted + entries <= device.shared_depth;
+        let own = if shared_receives { 0 } else { entries };
+        if own > caps.max_qp_wr {
+            return Err((
+                Some(incoming),
+                RejectStatus::NoResources,
+                format!("{own} receives are more than the device allows"),
+            ));
+        }
+        let options = QpOptions { send_wr, recv_wr: own, recv_sge: 2, inline: if device.inline { 16 } else { 0 } };
+        let qp = match device.endpoint.create_incoming(incoming, &options) {
+            Ok(qp) => qp,
+            Err((incoming, error)) => return Err((Some(incoming), RejectStatus::NoResources, error.to_string())),
+        };
+
+        let generation = self.next_generation;
+        self.next_generation = self.next_generation.wrapping_add(1).max(1);
+        let entry = self.queues.vacant_entry();
+        let index = entry.key() as u32;
+        entry.insert(Queue {
+            key: QueueKey { reactor: self.index, index, generation },
+            device: at,
+            qp,
+            conn,
+            peer,
+            local,
+            request,
+            life: Life::Live,
+            reason: None,
+            association: None,
+            activity: Arc::new(Activity::default()),
+            shared_receives,
+            in_capsule: if request.qid == 0 { ADMIN_IN_CAPSULE } else { self.shared.options.in_capsule_data },
+            sq_entries: entries,
+            sqhd: 0,
+            no_sqhd: false,
+            outstanding: 0,
+            send_credits: send_wr - 1,
+            read_credits: u32::from(reads),
+            wait_credits: VecDeque::with_capacity(entries as usize),
+            wait_reads: VecDeque::with_capacity(entries as usize),
+            fenced: VecDeque::new(),
+            executing: 0,
+        });
+        if device.by_qp.len() <= qp.0 as usize {
+            device.by_qp.resize(qp.0 as usize + 1, 0);
+        }
+        device.by_qp[qp.0 as usize] = index + 1;
+        self.by_conn.insert(conn, index);
+
+        // All receives stand before the peer may send.
+        if !self.post_receives(index) {
+            let status = RejectStatus::NoResources;
+            if let Some(device) = self.devices[at].as_mut() {
+                device.endpoint.reject(qp, &status.encode());
+            }
+            self.forget_queue(index);
+            return Err((None, status, "no memory for its receives".into()));
+        }
+        let Some(device) = self.devices[at].as_mut() else { return Ok(()) };
+        device.endpoint.flush(now);
+        let reply = request.encode_accept();
+        let params = ConnParams { private_data: &reply, initiator_depth: reads, responder_resources: 0 };
+        match device.endpoint.accept(qp, &params) {
+            Ok(()) => {
+                self.shared.counters.connections_accepted.fetch_add(1, Ordering::Relaxed);
+                info!(%peer, %local, qid = request.qid, entries, reads, reactor = self.index, "connection accepted");
+            }
+            Err(error) => {
+                warn!(%peer, %local, qid = request.qid, "accept failed: {error}");
+                self.close_queue(index, CloseReason::AcceptFailed, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the receives of a new queue: its own, or what the shared queue lacks. `false` when memory is short.
+    fn post_receives(&mut self, at: u32) -> bool {
+        let queue = &self.queues[at as usize];
+        let (device, entries, shared) = (queue.device, queue.sq_entries, queue.shared_receives);
+        if !shared {
+            return (0..entries).all(|_| self.post_new_receive(device, Home::Queue { queue: at }));
+        }
+        if let Some(device) = self.devices[device].as_mut() {
+            device.wanted += entries;
+        }
+        self.top_up(device)
+    }
+
+    /// Posts shared receives until the admitted queues have theirs. `false` when memory is short.
+    pub(crate) fn top_up(&mut self, device: usize) -> bool {
+        while self.devices[device].as_ref().is_some_and(|device| device.posted < device.wanted) {
+            if !self.post_new_receive(device, Home::Shared { device }) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn post_new_receive(&mut self, device: usize, home: Home) -> bool {
+        match self.memory.take_slot(home) {
+            Some(slot) => self.post_slot(device, slot),
+            None => false,
+        }
+    }
+
+    /// Posts a slot where it belongs. On failure the slot is free again: the queue pair is dying.
+    pub(crate) fn post_slot(&mut self, at: usize, slot: SlotId) -> bool {
+        let Some(device) = self.devices[at].as_mut() else {
+            self.memory.free_slot(slot);
+            return false;
+        };
+        let queue = match self.memory.slots[slot as usize].home {
+            Home::Shared { .. } => RecvQueue::Shared,
+            Home::Queue { queue } => RecvQueue::Qp(self.queues[queue as usize].qp),
+            Home::Free => return false,
+        };
+        let (sges, count) = self.memory.receive_sges(slot, device.mr.lkey);
+        let tag = Tag { kind: TagKind::Receive, generation: self.memory.slots[slot as usize].generation, index: slot };
+        if device.endpoint.post_recv(queue, tag.encode(), &sges[..count]).is_err() {
+            self.memory.free_slot(slot);
+            return false;
+        }
+        if queue == RecvQueue::Shared {
+            device.posted += 1;
+        }
+        true
+    }
+}

@@ -1,0 +1,462 @@
+//! Building a target and holding it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use nvme::registry::{
+    Listener, NamespaceConfig, NamespaceLimits, RdmaProvider, Registry, RegistryConfig, SubsystemConfig,
+};
+use tracing::{error, info};
+use uuid::Uuid;
+
+use super::control::ControlThread;
+use super::namespace::{IoCounters, Published};
+use super::options::Options;
+use super::reactor::{Reactor, open_ring};
+use super::shared::{ControlMessage, Shared};
+use crate::backend::{Backend, BackendInfo};
+use crate::rdma::{DeviceInfo, Provider};
+
+/// Submission queue entries of a reactor's ring.
+const RING_ENTRIES: u32 = 1024;
+
+/// A target could not be started: what, why, and what to try. Nothing was left half started.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{object}: {reason}{}{remedy}", if .remedy.is_empty() { "" } else { "; " })]
+pub struct TargetError {
+    /// What it is about.
+    pub object: String,
+    /// Why.
+    pub reason: String,
+    /// What to do about it; may be empty.
+    pub remedy: String,
+}
+
+impl TargetError {
+    fn new(object: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
+        Self { object: object.into(), reason: reason.to_string(), remedy: remedy.into() }
+    }
+}
+
+/// A namespace to serve.
+#[derive(Clone, Debug)]
+pub struct NamespaceSpec {
+    /// Namespace ID (NSID), 1 and up.
+    pub nsid: u32,
+    /// What stands behind it.
+    pub backend: Arc<dyn Backend>,
+    /// LBA size in bytes, 512 or 4096; `None` = the smallest that the backend takes.
+    pub block_size: Option<u32>,
+    /// UUID; `None` = derived from the subsystem's NQN and the backend's identity, the same at every start.
+    pub uuid: Option<Uuid>,
+    /// NGUID; all zero = the UUID's bytes.
+    pub nguid: [u8; 16],
+    /// EUI64; all zero = none.
+    pub eui64: [u8; 8],
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+impl NamespaceSpec {
+    /// A namespace with derived identifiers and the smallest LBA size.
+    pub fn new(nsid: u32, backend: Arc<dyn Backend>) -> Self {
+        Self { nsid, backend, block_size: None, uuid: None, nguid: [0; 16], eui64: [0; 8], read_only: false }
+    }
+}
+
+/// A subsystem to serve.
+#[derive(Clone, Debug)]
+pub struct SubsystemSpec {
+    /// NVMe Qualified Name.
+    pub nqn: String,
+    /// Serial number, up to 20 ASCII characters; `None` = derived from the NQN.
+    pub serial: Option<String>,
+    /// Model number, up to 40 ASCII characters.
+    pub model: Option<String>,
+    /// Host NQNs that may connect; empty = any.
+    pub hosts: Vec<String>,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceSpec>,
+}
+
+impl SubsystemSpec {
+    /// A subsystem that any host may use.
+    pub fn new(nqn: impl Into<String>) -> Self {
+        Self { nqn: nqn.into(), serial: None, model: None, hosts: Vec::new(), namespaces: Vec::new() }
+    }
+
+    /// Adds a namespace.
+    #[must_use]
+    pub fn namespace(mut self, namespace: NamespaceSpec) -> Self {
+        self.namespaces.push(namespace);
+        self
+    }
+}
+
+/// What a running target serves, for tables and logs.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The provider's word.
+    pub provider: &'static str,
+    /// Addresses listened on, and the device behind each unless it is a wildcard.
+    pub listeners: Vec<(SocketAddr, Option<DeviceInfo>)>,
+    /// Subsystems with their namespaces: NSID, LBA size, what stands behind it, UUID.
+    pub subsystems: Vec<(String, Vec<ServedNamespace>)>,
+    /// Bytes of buffer memory, all reactors together.
+    pub memory: usize,
+    /// Reactor threads.
+    pub reactors: usize,
+}
+
+/// One namespace of [`Served`].
+#[derive(Clone, Debug)]
+pub struct ServedNamespace {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// LBA size in bytes.
+    pub block_size: u32,
+    /// What stands behind it.
+    pub backend: BackendInfo,
+    /// Its UUID.
+    pub uuid: Uuid,
+}
+
+/// Collects what a target is to serve; see [`Target::builder`].
+#[derive(Debug, Default)]
+pub struct TargetBuilder {
+    options: Options,
+    subsystems: Vec<SubsystemSpec>,
+    listeners: Vec<SocketAddr>,
+    identify_overrides: Vec<nvme::registry::IdentifyOverride>,
+}
+
+/// A running target. Dropping it shuts it down.
+pub struct Target {
+    served: Served,
+    stop: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target").field("served", &self.served).finish_non_exhaustive()
+    }
+}
+
+impl Target {
+    /// Starts to describe a target.
+    pub fn builder() -> TargetBuilder {
+        TargetBuilder::default()
+    }
+
+    /// What it serves.
+    pub fn served(&self) -> &Served {
+        &self.served
+    }
+
+    /// Stops listening, lets commands finish (up to 1.5 s), disconnects every host, ends the threads.
+    pub fn shutdown(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            stop();
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl TargetBuilder {
+    /// Sizes and switches.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Adds a subsystem.
+    #[must_use]
+    pub fn subsystem(mut self, subsystem: SubsystemSpec) -> Self {
+        self.subsystems.push(subsystem);
+        self
+    }
+
+    /// Adds a listener.
+    #[must_use]
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.listeners.push(address);
+        self
+    }
+
+    /// A test's hook: makes fields of Identify data wrong on purpose, to see what a host does.
+    #[must_use]
+    pub fn identify_override(mut self, cns: u8, offset: usize, bytes: Vec<u8>) -> Self {
+        self.identify_overrides.push(nvme::registry::IdentifyOverride { cns, offset, bytes });
+        self
+    }
+
+    /// The registry with everything in it, and the namespaces to publish.
+    fn build_registry(&self) -> Result<Built, TargetError> {
+        let options = &self.options;
+        options.check()?;
+        let mut registry = Registry::new(RegistryConfig {
+            max_io_queues: options.io_queues,
+            max_io_queue_entries: options.queue_depth as u16,
+            admin_queue_entries: options.admin_queue_depth as u16,
+            in_capsule_data_size: options.in_capsule_data as u16,
+            mdts_bytes: options.mdts,
+            cntlids: options.cntlid.0..=options.cntlid.1,
+            identify_overrides: self.identify_overrides.clone(),
+            ..RegistryConfig::default()
+        });
+        let mut published = Vec::new();
+        let mut served = Vec::new();
+        for subsystem in &self.subsystems {
+            let refuse = |error: nvme::registry::ConfigError| {
+                TargetError::new(format!("subsystem {}", subsystem.nqn), error, "")
+            };
+            let id = registry
+                .add_subsystem(&SubsystemConfig {
+                    nqn: subsystem.nqn.clone(),
+                    serial: subsystem.serial.clone().unwrap_or_else(|| derived_serial(&subsystem.nqn)),
+                    model: subsystem.model.clone(),
+                    allow_any_host: subsystem.hosts.is_empty(),
+                    hosts: subsystem.hosts.clone(),
+                })
+                .map_err(refuse)?;
+            let mut namespaces = Vec::new();
+            for spec in &subsystem.namespaces {
+                let info = spec.backend.info();
+                let config = namespace_config(&subsystem.nqn, spec, &info)?;
+                namespaces.push(ServedNamespace {
+                    nsid: spec.nsid,
+                    block_size: config.block_size,
+                    backend: info,
+                    uuid: Uuid::from_bytes(config.uuid),
+                });
+                registry.add_namespace(id, config).map_err(refuse)?;
+            }
+            for view in registry.namespace_views(id) {
+                let Some(spec) = subsystem.namespaces.iter().find(|spec| spec.nsid == view.nsid) else { continue };
+                let counters = (0..options.reactors).map(|_| IoCounters::default()).collect();
+                published.push(Published { subsystem: id, view, backend: Arc::clone(&spec.backend), counters });
+            }
+            served.push((subsystem.nqn.clone(), namespaces));
+        }
+        for (portid, address) in (1..).zip(&self.listeners) {
+            let listener = Listener { addr: *address, portid, provider: RdmaProvider::RoceV2 };
+            registry
+                .add_listener(listener)
+                .map_err(|error| TargetError::new(format!("listener {address}"), error, ""))?;
+        }
+        Ok(Built { registry, published, served })
+    }
+
+    /// Starts everything, or nothing.
+    pub fn start<P: Provider>(self, provider: P) -> Result<Target, TargetError> {
+        let provider = Arc::new(provider);
+        let Built { registry, published, served: subsystems } = self.build_registry()?;
+        let options = self.options;
+        let shared = Shared::<P>::new(registry, options.clone())
+            .map_err(|error| TargetError::new("eventfd", error, "raise the limit of open files (ulimit -n)"))?;
+        shared.with_control(|control| {
+            for namespace in &published {
+                control.counters.entry(namespace.subsystem).or_default().push(Arc::clone(&namespace.counters));
+            }
+        });
+        let shared = Arc::new(shared);
+
+        let cm = provider.open_cm().map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
+        let mut control = ControlThread::new(Arc::clone(&shared), cm);
+        let reactors = start_reactors(&shared, &provider, &published)?;
+        let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
+
+        let mut listeners = Vec::new();
+        for address in &self.listeners {
+            let device =
+                control.listen(*address).map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
+            listeners.push((*address, device.and_then(|device| provider.device_info(device))));
+        }
+        let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
+        threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, ""))?);
+
+        let served = Served {
+            provider: P::NAME,
+            listeners,
+            subsystems,
+            memory: options.memory_plan().arena * options.reactors,
+            reactors: options.reactors,
+        };
+        Ok(Target { served, stop: Some(Box::new(move || threads.stop())) })
+    }
+}
+
+/// A checked description.
+struct Built {
+    registry: Registry,
+    published: Vec<Published>,
+    served: Vec<(String, Vec<ServedNamespace>)>,
+}
+
+/// The threads of a target; stopped in order when dropped.
+struct Threads<P: Provider> {
+    shared: Arc<Shared<P>>,
+    control: Option<JoinHandle<()>>,
+    reactors: Vec<JoinHandle<()>>,
+}
+
+impl<P: Provider> Threads<P> {
+    fn stop(mut self) {
+        self.stop_all();
+    }
+
+    fn stop_all(&mut self) {
+        if self.control.is_none() {
+            // The control thread never ran: nobody else tells the reactors.
+            for reactor in &self.shared.reactors {
+                reactor.mailbox.send(super::shared::Message::Drain);
+            }
+        } else {
+            self.shared.control_mail.send(ControlMessage::Stop);
+        }
+        for reactor in self.reactors.drain(..) {
+            if reactor.join().is_err() {
+                error!("a reactor thread had panicked");
+            }
+        }
+        self.shared.control_mail.send(ControlMessage::End);
+        if let Some(control) = self.control.take()
+            && control.join().is_err()
+        {
+            error!("the control thread had panicked");
+        }
+        info!("target stopped");
+    }
+}
+
+impl<P: Provider> Drop for Threads<P> {
+    fn drop(&mut self) {
+        if self.control.is_some() || !self.reactors.is_empty() {
+            self.stop_all();
+        }
+    }
+}
+
+fn start_reactors<P: Provider>(
+    shared: &Arc<Shared<P>>,
+    provider: &Arc<P>,
+    published: &[Published],
+) -> Result<Vec<JoinHandle<()>>, TargetError> {
+    let mut threads = Threads { shared: Arc::clone(shared), control: None, reactors: Vec::new() };
+    for index in 0..shared.reactors.len() as u32 {
+        let (shared, provider, published) = (Arc::clone(shared), Arc::clone(provider), published.to_vec());
+        let (started, outcome) = std::sync::mpsc::channel();
+        let body = move || {
+            // Rings and endpoints belong to the thread that uses them, so everything is made here.
+            let built =
+                open_ring(RING_ENTRIES).map_err(|error| TargetError::new("io_uring", error, "")).and_then(|ring| {
+                    Reactor::new(index, shared, provider, Some(ring))
+                        .map_err(|error| TargetError::new(format!("reactor {index}"), error, ""))
+                });
+            match built {
+                Ok(mut reactor) => {
+                    for namespace in published {
+                        if let Err(error) = reactor.open_namespace(namespace) {
+                            let _ = started.send(Err(TargetError::new(error.object, error.reason, error.remedy)));
+                            return;
+                        }
+                    }
+                    let _ = started.send(Ok(()));
+                    drop(started);
+                    reactor.run();
+                }
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name(format!("farside-{index}")).spawn(body);
+        threads.reactors.push(spawned.map_err(|error| TargetError::new(format!("reactor {index}"), error, ""))?);
+        match outcome.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(TargetError::new(format!("reactor {index}"), "its thread ended at once", "")),
+        }
+    }
+    Ok(std::mem::take(&mut threads.reactors))
+}
+
+impl From<crate::backend::BackendError> for TargetError {
+    fn from(error: crate::backend::BackendError) -> Self {
+        Self { object: error.object, reason: error.reason, remedy: error.remedy }
+    }
+}
+
+impl From<crate::rdma::RdmaError> for TargetError {
+    fn from(error: crate::rdma::RdmaError) -> Self {
+        Self { object: error.what, reason: error.reason, remedy: error.remedy }
+    }
+}
+
+/// A namespace in the registry's words: sizes in logical blocks, identifiers filled in.
+fn namespace_config(nqn: &str, spec: &NamespaceSpec, info: &BackendInfo) -> Result<NamespaceConfig, TargetError> {
+    let object = || format!("namespace {} of {nqn} ({})", spec.nsid, info.name);
+    let block_size = spec.block_size.unwrap_or_else(|| info.block_size.max(512));
+    if block_size < info.block_size {
+        return Err(TargetError::new(
+            object(),
+            format!("a block size of {block_size} is smaller than the {} that it needs", info.block_size),
+            format!("use block_size = {}", info.block_size),
+        ));
+    }
+    if !info.size.is_multiple_of(u64::from(block_size)) {
+        return Err(TargetError::new(
+            object(),
+            format!("its size of {} bytes is not a multiple of the block size {block_size}", info.size),
+            "change its size, or use a smaller block_size",
+        ));
+    }
+    let in_blocks = |bytes: u32| u16::try_from(bytes / block_size).unwrap_or(u16::MAX);
+    let (npwg, npdg) = (in_blocks(info.preferred_write), in_blocks(info.preferred_deallocate));
+    let uuid = spec.uuid.unwrap_or_else(|| derived_uuid(nqn, spec.nsid, &info.identity));
+    Ok(NamespaceConfig {
+        nsid: spec.nsid,
+        uuid: uuid.into_bytes(),
+        nguid: if spec.nguid == [0; 16] { uuid.into_bytes() } else { spec.nguid },
+        eui64: spec.eui64,
+        blocks: info.size / u64::from(block_size),
+        block_size,
+        limits: NamespaceLimits { npwg, npwa: npwg, npdg, npda: npdg, nows: in_blocks(info.optimal_write), noiob: 0 },
+        volatile_write_cache: info.write_cache,
+        rotational: false,
+        deallocate: info.abilities.deallocate,
+        deallocated_reads_zero: info.abilities.deallocated_reads_zero,
+        write_zeroes: info.abilities.write_zeroes,
+        compare: true,
+        read_only: spec.read_only || info.read_only,
+    })
+}
+
+/// The same name, NSID and storage give the same UUID at every start and on every node.
+fn derived_uuid(nqn: &str, nsid: u32, identity: &[u8]) -> Uuid {
+    let mut name = Vec::with_capacity(nqn.len() + identity.len() + 6);
+    name.extend_from_slice(nqn.as_bytes());
+    name.push(0);
+    name.extend_from_slice(&nsid.to_le_bytes());
+    name.push(0);
+    name.extend_from_slice(identity);
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, &name)
+}
+
+/// A serial number per subsystem: 16 hexadecimal digits of its name's hash.
+fn derived_serial(nqn: &str) -> String {
+    let digest = Uuid::new_v5(&Uuid::NAMESPACE_URL, nqn.as_bytes()).simple().to_string();
+    digest[..16].to_string()
+}

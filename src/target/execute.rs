@@ -1,0 +1,290 @@
+//! What a command does once its data are here: I/O goes to the namespace's backend, Connect and admin data to the registry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvme::completion::Completion;
+use nvme::io::IoCommand;
+use nvme::registry::QueueContext as ConnectContext;
+use nvme::status::Status;
+use tracing::{info, warn};
+
+use super::namespace::IoCounters;
+use super::queue::{Association, Life};
+use super::reactor::Reactor;
+use super::request::{Job, RequestId, State};
+use super::shared::{ControlMessage, QueueRef};
+use crate::backend::{Io, IoData, IoDone, IoError, IoOp, Submit};
+use crate::mem::PAGE;
+use crate::rdma::Provider;
+
+impl<P: Provider> Reactor<P> {
+    /// Runs a request whose data and credits are there.
+    pub(crate) fn execute(&mut self, id: RequestId, now: Duration) {
+        match self.requests[id].job {
+            Job::Respond | Job::SendData => self.respond(id, now),
+            Job::Connect => self.connect(id, now),
+            Job::Admin => self.admin_with_data(id, now),
+            Job::Io { namespace, command } => self.submit_io(id, namespace, command, now),
+        }
+    }
+
+    fn submit_io(&mut self, id: RequestId, namespace: u32, command: IoCommand, now: Duration) {
+        let shift = self.namespaces[namespace].view.block_shift;
+        let (op, with_data) = match command {
+            IoCommand::Read { slba, .. } => (IoOp::Read { offset: slba << shift }, true),
+            IoCommand::Write { slba, fua, .. } => (IoOp::Write { offset: slba << shift, fua }, true),
+            IoCommand::Compare { slba, .. } => (IoOp::Read { offset: slba << shift }, true),
+            IoCommand::WriteZeroes { slba, blocks, deallocate, fua } => {
+                (IoOp::WriteZeroes { offset: slba << shift, len: u64::from(blocks) << shift, deallocate, fua }, false)
+            }
+            IoCommand::Flush => (IoOp::Flush, false),
+            IoCommand::Deallocate { ranges } => match self.next_range(id, namespace, ranges) {
+                Ok(Some((offset, len))) => (IoOp::Deallocate { offset, len }, false),
+                Ok(None) => {
+                    let cid = self.requests[id].cid;
+                    return self.finish(id, Completion::success(cid), now);
+                }
+                Err(status) => {
+                    let cid = self.requests[id].cid;
+                    return self.finish(id, Completion::failed(cid, status), now);
+                }
+            },
+            _ => {
+                let cid = self.requests[id].cid;
+                return self.finish(id, Completion::success(cid), now);
+            }
+        };
+        let data = if with_data { self.io_data(id) } else { None };
+        let request = &mut self.requests[id];
+        request.state = State::Executing;
+        let token = u64::from(request.generation) << 32 | u64::from(id);
+        let queue = &mut self.queues[request.queue as usize];
+        queue.executing += 1;
+        let namespace = &mut self.namespaces[namespace];
+        namespace.pending += 1;
+        let polled = namespace.polled;
+        match namespace.queue.submit(Io { token, op, data }) {
+            Submit::Done(done) => {
+                self.polled_pending += u32::from(polled);
+                self.on_io_done(done, now);
+            }
+            Submit::Pending => self.polled_pending += u32::from(polled),
+        }
+    }
+
+    /// The buffer that the backend gets. In-capsule data at an odd place move to an aligned one first.
+    fn io_data(&mut self, id: RequestId) -> Option<IoData> {
+        let request = &mut self.requests[id];
+        let len = request.data_len;
+        if let Some(second) = request.second.take() {
+            // A Compare reads what the namespace holds beside what the host sent.
+            return Some(IoData { buffer: second, start: 0, len });
+        }
+        let mut buffer = request.buffer.take()?;
+        let mut start = request.data_start;
+        if !(start as usize).is_multiple_of(PAGE) {
+            let bytes = buffer.as_mut_slice();
+            bytes.copy_within(start as usize..(start + len) as usize, 0);
+            start = 0;
+        }
+        Some(IoData { buffer, start, len })
+    }
+
+    /// The next range of a Dataset Management command, in bytes; empty ranges are passed over.
+    fn next_range(&mut self, id: RequestId, namespace: u32, ranges: u16) -> Result<Option<(u64, u64)>, Status> {
+        let view = &self.namespaces[namespace].view;
+        let shift = view.block_shift;
+        let request = &mut self.requests[id];
+        let start = request.data_start as usize;
+        let Some(bytes) =
+            request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + request.data_len as usize))
+        else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        // Every range is checked before the first one has an effect, and again each time: the bytes are ours and stay as they are.
+        let left = nvme::io::parse_ranges(bytes, ranges, view)?.skip(usize::from(request.next_range));
+        for range in left {
+            request.next_range += 1;
+            if range.blocks > 0 {
+                return Ok(Some((range.slba << shift, u64::from(range.blocks) << shift)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A backend answered.
+    pub(crate) fn on_io_done(&mut self, done: IoDone, now: Duration) {
+        let IoDone { token, result, data } = done;
+        let (id, generation) = (token as u32, (token >> 32) as u32);
+        let Some(request) = self.requests.find(id, generation) else {
+            warn!(reactor = self.index, token, "a backend answered what was not asked, or twice");
+            return;
+        };
+        let Job::Io { namespace, command } = request.job else { return };
+        let (at, orphan) = (request.queue, request.state == State::Orphan);
+        let namespace_state = &mut self.namespaces[namespace];
+        namespace_state.pending = namespace_state.pending.saturating_sub(1);
+        if namespace_state.polled {
+            self.polled_pending = self.polled_pending.saturating_sub(1);
+        }
+        let queue = &mut self.queues[at as usize];
+        queue.executing = queue.executing.saturating_sub(1);
+        self.take_data_back(id, data);
+        if orphan {
+            self.release_orphan(id, now);
+            return;
+        }
+        self.count(namespace, &command, id, &result);
+        let request = &self.requests[id];
+        let cid = request.cid;
+        let status = match result {
+            Err(error) => status_of(error),
+            Ok(()) if request.is_compare() && !self.equal(id) => Status::COMPARE_FAILURE.dnr(),
+            Ok(()) if matches!(command, IoCommand::Deallocate { .. }) && !request.aborted => {
+                return self.submit_io(id, namespace, command, now);
+            }
+            Ok(()) => Status::SUCCESS,
+        };
+        if !status.is_success() {
+            self.record_failure(id, status, now);
+        }
+        self.finish(id, Completion::failed(cid, status), now);
+    }
+
+    fn take_data_back(&mut self, id: RequestId, data: Option<IoData>) {
+        let Some(data) = data else { return };
+        let request = &mut self.requests[id];
+        if request.is_compare() {
+            request.second = Some(data.buffer);
+        } else {
+            request.data_start = data.start;
+            request.buffer = Some(data.buffer);
+        }
+    }
+
+    /// Whether a Compare found what the host sent: one copy of it, read once.
+    fn equal(&self, id: RequestId) -> bool {
+        let request = &self.requests[id];
+        let (start, len) = (request.data_start as usize, request.data_len as usize);
+        let (Some(host), Some(medium)) = (&request.buffer, &request.second) else { return false };
+        host.as_slice().get(start..start + len) == medium.as_slice().get(..len)
+    }
+
+    fn count(&self, namespace: u32, command: &IoCommand, id: RequestId, result: &Result<(), IoError>) {
+        let counters = &self.namespaces[namespace].counters[self.index as usize];
+        let bytes = u64::from(self.requests[id].data_len);
+        match (command, result) {
+            (_, Err(_)) => IoCounters::add(&counters.media_errors, 1),
+            (IoCommand::Read { .. } | IoCommand::Compare { .. }, Ok(())) => {
+                IoCounters::add(&counters.reads, 1);
+                IoCounters::add(&counters.bytes_read, bytes);
+            }
+            (IoCommand::Write { .. }, Ok(())) => {
+                IoCounters::add(&counters.writes, 1);
+                IoCounters::add(&counters.bytes_written, bytes);
+            }
+            _ => {}
+        }
+    }
+
+    /// The data of an admin command arrived.
+    fn admin_with_data(&mut self, id: RequestId, now: Duration) {
+        let request = &self.requests[id];
+        let (start, len, cid) = (request.data_start as usize, request.data_len as usize, request.cid);
+        let queue = &self.queues[request.queue as usize];
+        let (Some(command), Some(association)) = (&request.command, &queue.association) else {
+            return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);
+        };
+        let data = request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + len));
+        let action = self.shared.with_control(|control| control.registry.admin(association.ctrl, command, data, now));
+        let completion = match action {
+            nvme::registry::Action::Complete(completion) => completion,
+            other => {
+                warn!(?other, "an admin command with data was answered in a way that has no meaning");
+                Completion::failed(cid, Status::INTERNAL_ERROR)
+            }
+        };
+        self.finish(id, completion, now);
+    }
+
+    /// The Connect command's data arrived: the queue joins a controller, or is told why not.
+    fn connect(&mut self, id: RequestId, now: Duration) {
+        let request = &self.requests[id];
+        let (start, len, cid, at) =
+            (request.data_start as usize, request.data_len as usize, request.cid, request.queue);
+        let queue = &self.queues[at as usize];
+        let data = request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + len));
+        let (Some(command), Some(data)) = (&request.command, data) else {
+            return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);
+        };
+        let context = ConnectContext {
+            qid: queue.request.qid,
+            hsqsize: queue.request.hsqsize(),
+            hrqsize: queue.request.hrqsize,
+            local: queue.local,
+        };
+        let reference = QueueRef { key: queue.key, qid: queue.request.qid, activity: Arc::clone(&queue.activity) };
+        let host_id: [u8; 16] = data.first_chunk().copied().unwrap_or_default();
+        let outcome = self.shared.with_control(|control| {
+            let connected = control.registry.connect(&context, command, data, now)?;
+            control.queues.entry(connected.ctrl).or_default().push(reference);
+            let fence = control.fence(connected.subsystem, host_id);
+            Ok((connected, fence))
+        });
+        match outcome {
+            Ok((connected, fence)) => {
+                let queue = &mut self.queues[at as usize];
+                info!(
+                    peer = %queue.peer, cntlid = connected.cntlid, qid = connected.qid, reactor = self.index,
+                    "queue connected"
+                );
+                let place = self.namespaces.place(connected.subsystem);
+                let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
+                queue.association = Some(Association { ctrl, subsystem, place, fence });
+                queue.sq_entries = u32::from(connected.sqsize) + 1;
+                queue.no_sqhd = connected.sq_flow_control_disabled;
+                self.shared.control_mail.send(ControlMessage::Deadline);
+                self.finish(id, connected.completion, now);
+            }
+            Err(completion) => {
+                let completion: Completion = completion;
+                if self.log_budget.allow(now) {
+                    let queue = &self.queues[at as usize];
+                    warn!(peer = %queue.peer, qid = context.qid, status = %completion.status, "Connect refused");
+                }
+                self.finish(id, completion, now);
+            }
+        }
+    }
+
+    /// A request whose queue is gone: its backend is done with it.
+    fn release_orphan(&mut self, id: RequestId, now: Duration) {
+        let request = &self.requests[id];
+        let (at, changes_media) = (request.queue, request.changes_media);
+        if changes_media && let Some(association) = &self.queues[at as usize].association {
+            association.fence.lower();
+        }
+        self.return_buffers(id);
+        self.requests.release(id);
+        if self.queues[at as usize].life == Life::Draining {
+            self.forget_if_empty(at, now);
+        }
+    }
+}
+
+/// What a host is told of a backend's failure. Whether it helps to try again is decided here (Do Not Retry).
+fn status_of(error: IoError) -> Status {
+    match error {
+        IoError::Read => Status::UNRECOVERED_READ_ERROR,
+        IoError::Write => Status::WRITE_FAULT,
+        IoError::NoSpace => Status::CAPACITY_EXCEEDED.dnr(),
+        IoError::OutOfRange => Status::LBA_OUT_OF_RANGE.dnr(),
+        IoError::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.dnr(),
+        IoError::Unsupported => Status::INVALID_OPCODE.dnr(),
+        IoError::Gone => Status::NAMESPACE_NOT_READY.dnr(),
+        IoError::Cancelled => Status::ABORT_REQUESTED,
+        IoError::Reservation => Status::INTERNAL_ERROR.dnr(),
+        IoError::Other(_) => Status::INTERNAL_ERROR,
+    }
+}

@@ -1,0 +1,173 @@
+//! A reactor's memory: one arena holding the data pool, the admin pool, the receives' commands and the responses'
+//! completions; and the receive slots that are posted from it.
+
+use std::rc::Rc;
+
+use crate::mem::{Arena, Buffer, MemError, Pool, Records};
+use crate::rdma::Sge;
+
+use super::options::Options;
+use super::request::GENERATION_MASK;
+
+/// Index of a receive slot.
+pub(crate) type SlotId = u32;
+
+/// Where a slot's receive stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    Free,
+    /// Posted to a device's shared receive queue.
+    Shared {
+        device: usize,
+    },
+    /// Posted to a queue pair's own receive queue.
+    Queue {
+        queue: u32,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) home: Home,
+    /// Tells a late completion from those of the slot's next use.
+    pub(crate) generation: u32,
+    /// Takes in-capsule data; always there while the slot is posted, unless in-capsule data are off.
+    pub(crate) page: Option<Buffer>,
+}
+
+pub(crate) struct Memory {
+    pub(crate) pool: Pool,
+    pub(crate) admin_pool: Pool,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) free_slots: Vec<SlotId>,
+    /// Receives that wait for a page, and where they belong.
+    pub(crate) starved: Vec<(SlotId, Home)>,
+    /// Data that a posted page must leave for the data of other commands.
+    pub(crate) reserve: usize,
+    page_len: usize,
+    /// Where the admin pool starts in the arena.
+    admin_start: usize,
+    commands: Records<64>,
+    completions: Records<16>,
+    arena: Rc<Arena>,
+}
+
+impl Memory {
+    pub(crate) fn new(options: &Options) -> Result<Self, MemError> {
+        let plan = options.memory_plan();
+        let arena = Arena::new(plan.arena)?;
+        let pool = Pool::new(&arena, 0, plan.pool);
+        let admin_pool = Pool::new(&arena, plan.pool, plan.admin_pool);
+        let after_pools = plan.pool + plan.admin_pool;
+        let commands = Records::new(&arena, after_pools, options.receive_slots as usize);
+        let completions = Records::new(&arena, after_pools + plan.commands, options.requests());
+        let slots = (0..options.receive_slots).map(|_| Slot { home: Home::Free, generation: 0, page: None }).collect();
+        Ok(Self {
+            pool,
+            admin_pool,
+            slots,
+            free_slots: (0..options.receive_slots).rev().collect(),
+            starved: Vec::new(),
+            reserve: plan.pool / 16,
+            page_len: options.receive_page(),
+            admin_start: plan.pool,
+            commands,
+            completions,
+            arena: Rc::new(arena),
+        })
+    }
+
+    pub(crate) fn arena(&self) -> &Rc<Arena> {
+        &self.arena
+    }
+
+    /// Takes a buffer back into the pool that it came from.
+    pub(crate) fn give(&mut self, buffer: Buffer) {
+        if buffer.arena_offset() < self.admin_start {
+            self.pool.give(buffer);
+        } else {
+            self.admin_pool.give(buffer);
+        }
+    }
+
+    /// A free slot with a page, or `None` when either is missing.
+    pub(crate) fn take_slot(&mut self, home: Home) -> Option<SlotId> {
+        let slot = *self.free_slots.last()?;
+        let page = self.pool.take(self.page_len)?;
+        self.free_slots.pop();
+        let state = &mut self.slots[slot as usize];
+        state.home = home;
+        state.page = Some(page);
+        Some(slot)
+    }
+
+    /// Gives a slot back; its receive is not posted any more.
+    pub(crate) fn free_slot(&mut self, slot: SlotId) {
+        let state = &mut self.slots[slot as usize];
+        if state.home == Home::Free {
+            return;
+        }
+        state.home = Home::Free;
+        state.generation = state.generation.wrapping_add(1) & GENERATION_MASK;
+        if let Some(page) = state.page.take() {
+            self.pool.give(page);
+        }
+        self.free_slots.push(slot);
+    }
+
+    /// Gives a starved slot a page again; `false` when there still is none.
+    pub(crate) fn refill(&mut self, slot: SlotId, home: Home) -> bool {
+        let Some(page) = self.pool.take(self.page_len) else { return false };
+        let state = &mut self.slots[slot as usize];
+        state.home = home;
+        state.page = Some(page);
+        true
+    }
+
+    /// Frees the slots of a device that is gone.
+    pub(crate) fn free_shared_slots(&mut self, device: usize) {
+        self.free_slots_where(|home| home == Home::Shared { device });
+    }
+
+    /// Frees the slots of a queue whose queue pair is destroyed.
+    pub(crate) fn free_queue_slots(&mut self, queue: u32) {
+        self.free_slots_where(|home| home == Home::Queue { queue });
+    }
+
+    fn free_slots_where(&mut self, matches: impl Fn(Home) -> bool) {
+        for slot in 0..self.slots.len() {
+            if matches(self.slots[slot].home) {
+                self.free_slot(slot as SlotId);
+            }
+        }
+    }
+
+    /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare.
+    pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
+        if self.pool.stats().free < self.reserve {
+            return None;
+        }
+        let fresh = self.pool.take(self.page_len)?;
+        self.slots[slot as usize].page.replace(fresh)
+    }
+
+    /// The elements of a slot's receive: the command, then the page.
+    pub(crate) fn receive_sges(&self, slot: SlotId, lkey: u32) -> ([Sge; 2], usize) {
+        let command = Sge { addr: self.commands.addr(slot), len: 64, lkey };
+        match &self.slots[slot as usize].page {
+            Some(page) => ([command, Sge { addr: page.addr(), len: self.page_len as u32, lkey }], 2),
+            None => ([command, command], 1),
+        }
+    }
+
+    /// Copies a received command out. Its receive completed.
+    pub(crate) fn command(&self, slot: SlotId) -> [u8; 64] {
+        self.commands.read(slot)
+    }
+
+    /// Writes a response and returns the element that sends it. The request's previous response was sent.
+    pub(crate) fn completion(&mut self, request: u32, cqe: [u8; 16], lkey: u32) -> Sge {
+        self.completions.write(request, cqe);
+        Sge { addr: self.completions.addr(request), len: 16, lkey }
+    }
+}

@@ -1,0 +1,32 @@
+//! The target: listeners, queues, the request machine and the reactors that run them, over any provider and any backend.
+//!
+//! ```text
+//! control   connection requests -> private data -> a reactor with room       (one thread; also the controllers' timers)
+//! accept    queue pair, receives posted, accepted
+//! capsule   receive -> Command -> checks -> job, host memory mapped, receive posted again
+//! data      buffer and credits reserved -> RDMA READs
+//! execute   backend, registry
+//! data      RDMA WRITEs and the response behind them
+//! teardown  error state -> flushed -> destroyed -> forgotten
+//! ```
+//! [`Target`] is the public face: built with [`Target::builder`], it serves until [`Target::shutdown`] or drop.
+
+mod accept;
+mod builder;
+mod capsule;
+mod control;
+mod data;
+mod execute;
+mod mailbox;
+mod memory;
+mod namespace;
+mod options;
+mod private_data;
+mod queue;
+mod reactor;
+mod request;
+mod shared;
+mod teardown;
+
+pub use builder::{NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
+pub use options::{MemoryPlan, Options};

@@ -1,0 +1,142 @@
+//! Sizes and switches of a target, with their defaults, and the memory that they cost.
+
+use std::time::Duration;
+
+use super::builder::TargetError;
+use crate::mem::Pool;
+
+/// Sizes and switches. The defaults suit a first try.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Reactor threads; by default one per core.
+    pub reactors: usize,
+    /// I/O queues of one controller, 1 to 128.
+    pub io_queues: u16,
+    /// Entries of an I/O submission queue, 2 to 1024.
+    pub queue_depth: u32,
+    /// Entries of an admin submission queue, 32 to 128.
+    pub admin_queue_depth: u32,
+    /// In-capsule data of an I/O queue in bytes: 0 to 16 KiB, a multiple of 16.
+    pub in_capsule_data: u32,
+    /// Largest data transfer of one command in bytes: a power of two, 4 KiB to 1 MiB.
+    pub mdts: u32,
+    /// Data buffers of one reactor in bytes.
+    pub pool_size: usize,
+    /// Receives of one reactor: the sum of the submission queue entries of the queues that it can hold.
+    pub receive_slots: u32,
+    /// Use SEND with invalidate where the host asks for it and the device can.
+    pub remote_invalidate: bool,
+    /// Spin instead of sleeping.
+    pub poll: bool,
+    /// How long a reactor spins after its last work before it sleeps.
+    pub poll_window: Duration,
+    /// Lowest and highest controller ID handed out.
+    pub cntlid: (u16, u16),
+    /// Type of service of what leaves on the listeners' connections.
+    pub tos: Option<u8>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            reactors: std::thread::available_parallelism().map_or(1, usize::from),
+            io_queues: 128,
+            queue_depth: 1024,
+            admin_queue_depth: 128,
+            in_capsule_data: 4096,
+            mdts: 1 << 20,
+            pool_size: 64 << 20,
+            receive_slots: 4096,
+            remote_invalidate: true,
+            poll: false,
+            poll_window: Duration::from_micros(50),
+            cntlid: (1, 0xffef),
+            tos: None,
+        }
+    }
+}
+
+/// Where the memory of one reactor goes, in bytes. The arena is the sum, rounded up to 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Data buffers and in-capsule pages.
+    pub pool: usize,
+    /// Buffers of admin commands.
+    pub admin_pool: usize,
+    /// 64-byte commands of the receives.
+    pub commands: usize,
+    /// 16-byte completions of the responses.
+    pub completions: usize,
+    /// The one mapping that holds all of these.
+    pub arena: usize,
+}
+
+/// Buffers that admin commands have to themselves, per reactor.
+const ADMIN_POOL: usize = 4 << 20;
+
+/// In-capsule data that an admin queue takes (Connect data are 1024 bytes), whatever I/O queues take.
+pub(crate) const ADMIN_IN_CAPSULE: u32 = 4096;
+
+impl Options {
+    /// Whether all sizes are in range.
+    pub(crate) fn check(&self) -> Result<(), TargetError> {
+        let refuse = |key: &str, reason: String, remedy: &str| {
+            Err(TargetError { object: format!("options.{key}"), reason, remedy: remedy.into() })
+        };
+        if !(1..=256).contains(&self.reactors) {
+            return refuse("reactors", format!("{} is out of range", self.reactors), "use 1 to 256");
+        }
+        if !(1..=128).contains(&self.io_queues) {
+            return refuse("io_queues", format!("{} is out of range", self.io_queues), "use 1 to 128");
+        }
+        if !(2..=1024).contains(&self.queue_depth) {
+            return refuse("queue_depth", format!("{} is out of range", self.queue_depth), "use 2 to 1024");
+        }
+        if !(32..=128).contains(&self.admin_queue_depth) {
+            return refuse("admin_queue_depth", format!("{} is out of range", self.admin_queue_depth), "use 32 to 128");
+        }
+        if self.in_capsule_data > 16384 || !self.in_capsule_data.is_multiple_of(16) {
+            let reason = format!("{} is not a multiple of 16 up to 16384", self.in_capsule_data);
+            return refuse("in_capsule_data", reason, "use 0, or 4K for most hosts");
+        }
+        if !self.mdts.is_power_of_two() || !(4096..=1 << 20).contains(&self.mdts) {
+            return refuse("mdts", format!("{} is not a power of two from 4K to 1M", self.mdts), "use 1M");
+        }
+        if self.pool_size < 4 << 20 {
+            return refuse("pool_size", format!("{} bytes are too few", self.pool_size), "use 4M or more");
+        }
+        if self.receive_slots < 128 {
+            return refuse("receive_slots", format!("{} are too few", self.receive_slots), "use 128 or more");
+        }
+        let (low, high) = self.cntlid;
+        if low < 1 || high > 0xffef || low > high {
+            return refuse(
+                "cntlid_min, cntlid_max",
+                format!("{low} to {high} is not a range in 1 to 65519"),
+                "leave them out",
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of the page that stands behind each receive.
+    pub(crate) fn receive_page(&self) -> usize {
+        (self.in_capsule_data as usize).max(ADMIN_IN_CAPSULE as usize)
+    }
+
+    /// Requests of one reactor: each submission queue entry can have a command under way and a response that is sent but
+    /// not yet seen to be.
+    pub(crate) fn requests(&self) -> usize {
+        2 * self.receive_slots as usize + 64
+    }
+
+    /// The memory formula: `pool_size + receive_slots x (receive page + 64 + 2 x 16) + 4 MiB` per reactor.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        let page = self.receive_page().next_power_of_two();
+        let pool = (self.pool_size + self.receive_slots as usize * page).next_multiple_of(Pool::MAX_BUFFER);
+        let commands = self.receive_slots as usize * 64;
+        let completions = self.requests() * 16;
+        let arena = (pool + ADMIN_POOL + commands + completions).next_multiple_of(2 << 20);
+        MemoryPlan { pool, admin_pool: ADMIN_POOL, commands, completions, arena }
+    }
+}

@@ -1,0 +1,506 @@
+//! The reactor: one thread, its devices, queues, requests, namespaces, ring and memory, and the loop that moves them.
+//!
+//! [`Reactor::turn`] does one round and never blocks; the thread's loop around it ([`Reactor::run`]) decides to spin or to
+//! sleep. A round: completions of the devices, of the ring, of self-completing backends, messages, waiting requests, timers;
+//! then one doorbell per queue pair and one ring submission.
+//!
+//! The path of a command through this module's siblings: `capsule` (receive to checked job), `data` (buffers, credits,
+//! RDMA), `execute` (the backend), `teardown` (the end of a queue). Each is a part of `impl Reactor`.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use slab::Slab;
+use tracing::{debug, error, info, warn};
+
+use super::memory::Memory;
+use super::namespace::Namespaces;
+use super::queue::{CloseReason, Life, Queue};
+use super::request::{Requests, State, Tag, TagKind};
+use super::shared::{ControlMessage, Message, Shared};
+use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
+use crate::mem::MemError;
+use crate::rdma::{
+    Access, Completion, ConnId, DeviceId, Endpoint, EndpointEvent, EndpointOptions, Mr, Provider, RdmaError, WcStatus,
+};
+
+/// Completions taken from a device at a time.
+const BATCH: usize = 64;
+
+/// Watch key of the mailbox; devices use `index * FDS_PER_DEVICE + position`.
+const MAILBOX_KEY: u32 = u32::MAX;
+const FDS_PER_DEVICE: u32 = 8;
+
+/// How often asynchronous events are looked for while there is no sleep that they could end.
+const EVENT_CHECK: Duration = Duration::from_millis(50);
+
+/// How long a stopping target lets commands finish.
+const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
+
+/// What a reactor holds of one device.
+pub(crate) struct Device<P: Provider> {
+    pub(crate) id: DeviceId,
+    pub(crate) endpoint: P::Endpoint,
+    pub(crate) mr: Mr,
+    /// Depth of the shared receive queue; 0 = the device has none.
+    pub(crate) shared_depth: u32,
+    /// Receives in the shared queue, and how many the admitted queues need there.
+    pub(crate) posted: u32,
+    pub(crate) wanted: u32,
+    /// Queue index + 1 by queue pair.
+    pub(crate) by_qp: Vec<u32>,
+    pub(crate) inline: bool,
+    pub(crate) invalidate: bool,
+    /// iWARP: the sink of an RDMA READ is registered for it alone.
+    pub(crate) sink_per_read: bool,
+    pub(crate) removed: bool,
+}
+
+pub(crate) struct Reactor<P: Provider> {
+    pub(crate) index: u32,
+    pub(crate) shared: Arc<Shared<P>>,
+    pub(crate) provider: Arc<P>,
+    // Dropped in this order: queue pairs and registrations with the devices, then the ring, then the memory they named.
+    pub(crate) devices: Vec<Option<Device<P>>>,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) ring: Option<RingHandle>,
+    pub(crate) queues: Slab<Queue>,
+    pub(crate) requests: Requests,
+    pub(crate) by_conn: HashMap<ConnId, u32>,
+    pub(crate) next_generation: u32,
+    /// Requests that wait for a data buffer, and admin requests that wait for one of theirs; oldest first.
+    pub(crate) wait_buffer: VecDeque<u32>,
+    pub(crate) wait_admin_buffer: VecDeque<u32>,
+    pub(crate) buffers_returned: bool,
+    /// Queues that are closing, or whose fence is up.
+    pub(crate) closing: u32,
+    pub(crate) fenced_queues: u32,
+    /// Operations in backends that have to be polled.
+    pub(crate) polled_pending: u32,
+    pub(crate) draining_since: Option<Duration>,
+    pub(crate) log_budget: LogBudget,
+    next_event_check: Duration,
+    done: Vec<IoDone>,
+    ready: Vec<u32>,
+    completions: Box<[Completion; BATCH]>,
+    context: QueueContext,
+    pub(crate) memory: Memory,
+}
+
+impl<P: Provider> Reactor<P> {
+    /// Builds a reactor on the calling thread. `ring` is `None` only where every backend completes by itself.
+    pub(crate) fn new(
+        index: u32,
+        shared: Arc<Shared<P>>,
+        provider: Arc<P>,
+        ring: Option<RingHandle>,
+    ) -> Result<Self, MemError> {
+        let memory = Memory::new(&shared.options)?;
+        let port = Arc::clone(&shared);
+        let waker = Waker::new(move || port.reactors[index as usize].mailbox.wake());
+        let requests = Requests::new(shared.options.requests());
+        let mut reactor = Self {
+            index,
+            provider,
+            devices: Vec::new(),
+            namespaces: Namespaces::default(),
+            queues: Slab::new(),
+            requests,
+            by_conn: HashMap::new(),
+            next_generation: 1,
+            wait_buffer: VecDeque::new(),
+            wait_admin_buffer: VecDeque::new(),
+            buffers_returned: false,
+            closing: 0,
+            fenced_queues: 0,
+            polled_pending: 0,
+            draining_since: None,
+            log_budget: LogBudget::default(),
+            next_event_check: Duration::ZERO,
+            done: Vec::with_capacity(BATCH),
+            ready: Vec::with_capacity(BATCH),
+            completions: Box::new([Completion::EMPTY; BATCH]),
+            context: QueueContext { ring: ring.clone(), waker },
+            ring,
+            memory,
+            shared,
+        };
+        if let Some(ring) = &reactor.ring {
+            let mut ring = ring.borrow_mut();
+            ring.register_arena(reactor.memory.arena());
+            ring.watch(reactor.shared.reactors[index as usize].mailbox.fd(), MAILBOX_KEY);
+        }
+        reactor.done.reserve(reactor.shared.options.requests().min(4096));
+        Ok(reactor)
+    }
+
+    /// The thread's loop, until the target drains.
+    pub(crate) fn run(mut self) {
+        let clock = self.shared.clock;
+        let (spin, window) = (self.shared.options.poll, self.shared.options.poll_window);
+        let mut last_work = clock.now();
+        loop {
+            let now = clock.now();
+            let worked = self.turn(now);
+            if self.finished() {
+                break;
+            }
+            if worked {
+                last_work = now;
+            } else if spin || now.saturating_sub(last_work) < window {
+                std::hint::spin_loop();
+            } else {
+                self.sleep(now);
+                last_work = clock.now();
+            }
+        }
+        info!(reactor = self.index, "reactor ended");
+    }
+
+    /// One round; whether there was anything to do. Never blocks.
+    pub(crate) fn turn(&mut self, now: Duration) -> bool {
+        let mut worked = self.poll_devices(now);
+        worked |= self.poll_backends(now);
+        worked |= self.read_mail(now);
+        if self.buffers_returned {
+            self.buffers_returned = false;
+            self.serve_buffer_waits(now);
+        }
+        if self.fenced_queues > 0 {
+            self.serve_fences(now);
+        }
+        if self.closing > 0 || self.draining_since.is_some() {
+            self.advance_teardown(now);
+        }
+        if now >= self.next_event_check {
+            self.next_event_check = now + EVENT_CHECK;
+            for at in 0..self.devices.len() {
+                self.read_device_events(at, now);
+            }
+        }
+        self.submit(now);
+        worked
+    }
+
+    fn poll_devices(&mut self, now: Duration) -> bool {
+        let mut worked = false;
+        for at in 0..self.devices.len() {
+            let Some(device) = self.devices[at].as_mut() else { continue };
+            let count = device.endpoint.poll(now, &mut self.completions[..]);
+            for position in 0..count {
+                let completion = self.completions[position];
+                self.on_completion(at, completion, now);
+            }
+            worked |= count > 0;
+        }
+        worked
+    }
+
+    fn poll_backends(&mut self, now: Duration) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        let mut ready = std::mem::take(&mut self.ready);
+        if let Some(ring) = &self.ring {
+            ring.borrow_mut().poll(&mut done, &mut ready);
+        }
+        if self.polled_pending > 0 {
+            for namespace in self.namespaces.iter_mut().filter(|namespace| namespace.polled && namespace.pending > 0) {
+                namespace.queue.poll(&mut done);
+            }
+        }
+        let worked = !done.is_empty() || !ready.is_empty();
+        for io in done.drain(..) {
+            self.on_io_done(io, now);
+        }
+        for key in ready.drain(..) {
+            if key != MAILBOX_KEY {
+                self.read_device_events((key / FDS_PER_DEVICE) as usize, now);
+            }
+        }
+        self.done = done;
+        self.ready = ready;
+        worked
+    }
+
+    /// Asynchronous events of a device, read when one of its descriptors woke us.
+    fn read_device_events(&mut self, at: usize, now: Duration) {
+        while let Some(Some(event)) = self.devices.get_mut(at).map(|device| device.as_mut()?.endpoint.poll_event()) {
+            debug!(reactor = self.index, ?event, "device event");
+            match event {
+                EndpointEvent::QpError(qp) => {
+                    if let Some(queue) = self.queue_of(at, qp) {
+                        self.close_queue(queue, CloseReason::ConnectionLost, now);
+                    }
+                }
+                EndpointEvent::DeviceFailed => {
+                    warn!(reactor = self.index, "the RDMA device reports a fatal error; its connections end");
+                    self.remove_device(at, now);
+                }
+                EndpointEvent::LastReceive(_) | EndpointEvent::ReceivesLow | EndpointEvent::PortChanged => {}
+            }
+        }
+    }
+
+    fn on_completion(&mut self, device: usize, completion: Completion, now: Duration) {
+        let Some(tag) = Tag::decode(completion.tag) else {
+            error!(reactor = self.index, tag = completion.tag, "a completion with a tag that was never posted");
+            return;
+        };
+        match tag.kind {
+            TagKind::Receive => self.on_receive(device, tag, completion, now),
+            TagKind::Send if completion.status == WcStatus::Success => self.on_sent(tag, now),
+            TagKind::Read if completion.status == WcStatus::Success => self.on_read(tag, now),
+            TagKind::Write if completion.status == WcStatus::Success => {}
+            TagKind::Drain => self.on_drained(tag, now),
+            TagKind::Send => self.on_work_failed("a response", tag, completion.status, now),
+            TagKind::Read => self.on_work_failed("an RDMA READ", tag, completion.status, now),
+            TagKind::Write => self.on_work_failed("an RDMA WRITE", tag, completion.status, now),
+        }
+    }
+
+    fn on_work_failed(&mut self, what: &'static str, tag: Tag, status: WcStatus, now: Duration) {
+        if let Some(request) = self.requests.find(tag.index, tag.generation) {
+            let queue = request.queue;
+            self.close_queue(queue, CloseReason::WorkFailed(what, status), now);
+        }
+    }
+
+    fn read_mail(&mut self, now: Duration) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mailbox = &shared.reactors[self.index as usize].mailbox;
+        let mut worked = false;
+        while let Some(message) = mailbox.take() {
+            worked = true;
+            match message {
+                Message::Accept { incoming, request } => self.accept(incoming, request, now),
+                Message::Established(conn) => debug!(reactor = self.index, conn = conn.0, "established"),
+                Message::Disconnected(conn, reason) => {
+                    if let Some(queue) = self.by_conn.get(&conn).copied() {
+                        self.close_queue(queue, reason, now);
+                    }
+                }
+                Message::DeviceRemoved(id) => {
+                    match self.devices.iter().position(|device| device.as_ref().is_some_and(|device| device.id == id)) {
+                        Some(at) => self.remove_device(at, now),
+                        None => shared.control_mail.send(ControlMessage::DeviceReleased(id)),
+                    }
+                }
+                Message::Close(key, reason) => {
+                    if let Some(queue) = self.queue_by_key(key) {
+                        self.close_queue(queue, reason, now);
+                    }
+                }
+                Message::CompleteHeld(key, completion) => {
+                    if let Some(queue) = self.queue_by_key(key) {
+                        self.complete_held(queue, completion, now);
+                    }
+                }
+                Message::Abort { queue, cid, asker } => {
+                    let aborted = self.queue_by_key(queue).is_some_and(|queue| self.abort(queue, cid, now));
+                    shared.reactors[asker.reactor as usize].mailbox.send(Message::AbortDone { asker, aborted });
+                }
+                Message::AbortDone { asker, aborted } => self.abort_done(asker, aborted, now),
+                Message::Drain => self.draining_since = Some(now),
+            }
+        }
+        worked
+    }
+
+    /// Opens this reactor's queue of a namespace.
+    pub(crate) fn open_namespace(
+        &mut self,
+        published: super::namespace::Published,
+    ) -> Result<(), crate::backend::BackendError> {
+        self.namespaces.add(published, &self.context)
+    }
+
+    /// Hands everything posted to the devices and the kernel.
+    fn submit(&mut self, now: Duration) {
+        for device in self.devices.iter_mut().flatten() {
+            device.endpoint.flush(now);
+        }
+        if let Some(ring) = &self.ring
+            && let Err(error) = ring.borrow_mut().submit()
+        {
+            error!(reactor = self.index, "{error}");
+        }
+    }
+
+    /// Sleeps until something happens, unless something did.
+    fn sleep(&mut self, now: Duration) {
+        let shared = Arc::clone(&self.shared);
+        let mailbox = &shared.reactors[self.index as usize].mailbox;
+        if !mailbox.prepare_sleep() {
+            return;
+        }
+        for (at, device) in (0u32..).zip(&mut self.devices) {
+            let Some(device) = device else { continue };
+            if let Err(error) = device.endpoint.arm() {
+                warn!(reactor = self.index, "{error}");
+            }
+            if let Some(ring) = &self.ring {
+                // Once per sleep: a descriptor that reports every packet would cost more than it tells while we poll anyway.
+                let mut ring = ring.borrow_mut();
+                for (position, fd) in (0..FDS_PER_DEVICE).zip(device.endpoint.fds()) {
+                    ring.watch_once(fd, at * FDS_PER_DEVICE + position);
+                }
+            }
+        }
+        // What completed before the queue was armed makes no event: look once more.
+        if !self.poll_devices(now) {
+            let timeout = self.next_timeout(now);
+            if let Some(ring) = &self.ring
+                && let Err(error) = ring.borrow_mut().wait(timeout)
+            {
+                error!(reactor = self.index, "{error}");
+            }
+        }
+        mailbox.awake();
+    }
+
+    /// How long nothing can become due by time alone.
+    fn next_timeout(&self, now: Duration) -> Option<Duration> {
+        let devices = self.devices.iter().flatten().filter_map(|device| device.endpoint.next_timeout());
+        let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
+        let fences = (self.fenced_queues > 0).then(|| now + Duration::from_millis(1));
+        devices.chain(teardown).chain(fences).min().map(|due| due.saturating_sub(now))
+    }
+
+    /// Whether a drained reactor may end.
+    fn finished(&self) -> bool {
+        self.draining_since.is_some() && self.queues.is_empty()
+    }
+
+    /// A stopping target: closes each queue as soon as nothing of it is under way, all of them at the limit.
+    pub(crate) fn drain_step(&mut self, since: Duration, now: Duration) {
+        let overdue = now.saturating_sub(since) >= DRAIN_LIMIT;
+        let idle: Vec<u32> = self
+            .queues
+            .iter()
+            .filter(|(_, queue)| queue.life == Life::Live)
+            .map(|(at, _)| at as u32)
+            .filter(|at| overdue || !self.requests.of_queue(*at).any(|id| self.requests[id].state != State::Held))
+            .collect();
+        for queue in idle {
+            self.close_queue(queue, CloseReason::TargetStops, now);
+        }
+        if overdue && now.saturating_sub(since) >= 2 * DRAIN_LIMIT {
+            // What a backend never answered: the process ends, the kernel waits for it.
+            self.queues.retain(|_, queue| queue.life != Life::Draining);
+        }
+    }
+
+    /// The device of a connection, opened on first use.
+    pub(crate) fn device_for(&mut self, id: DeviceId) -> Result<usize, RdmaError> {
+        let found = self
+            .devices
+            .iter()
+            .position(|device| device.as_ref().is_some_and(|device| device.id == id && !device.removed));
+        if let Some(at) = found {
+            return Ok(at);
+        }
+        let options = &self.shared.options;
+        let wanted = EndpointOptions { srq_depth: options.receive_slots, srq_sge: 2, comp_vector: self.index };
+        let mut endpoint = self.provider.open_endpoint(id, self.index as usize, &wanted)?;
+        let arena = self.memory.arena();
+        let mr = arena.register(&mut endpoint, Access::Local)?;
+        let caps = endpoint.caps().clone();
+        let device = Device {
+            id,
+            mr,
+            shared_depth: caps.max_srq_wr.min(options.receive_slots),
+            posted: 0,
+            wanted: 0,
+            by_qp: Vec::new(),
+            inline: caps.max_inline >= 16,
+            invalidate: options.remote_invalidate && caps.send_with_invalidate,
+            sink_per_read: caps.read_sink_needs_remote_write,
+            removed: false,
+            endpoint,
+        };
+        let at = self.devices.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.devices.push(None);
+            self.devices.len() - 1
+        });
+        self.devices[at] = Some(device);
+        Ok(at)
+    }
+
+    /// Lets go of a device whose queues are all gone.
+    pub(crate) fn drop_device(&mut self, at: usize) {
+        let Some(device) = self.devices[at].take() else { return };
+        if let Some(ring) = &self.ring {
+            let mut ring = ring.borrow_mut();
+            for position in 0..device.endpoint.fds().len().min(FDS_PER_DEVICE as usize) as u32 {
+                ring.unwatch(at as u32 * FDS_PER_DEVICE + position);
+            }
+        }
+        let id = device.id;
+        drop(device);
+        self.memory.free_shared_slots(at);
+        self.shared.control_mail.send(ControlMessage::DeviceReleased(id));
+    }
+
+    pub(crate) fn queue_of(&self, device: usize, qp: crate::rdma::QpId) -> Option<u32> {
+        self.devices.get(device)?.as_ref()?.by_qp.get(qp.0 as usize)?.checked_sub(1)
+    }
+
+    pub(crate) fn queue_by_key(&self, key: super::shared::QueueKey) -> Option<u32> {
+        self.queues.get(key.index as usize).filter(|queue| queue.key == key).map(|_| key.index)
+    }
+
+    /// Gives a reactor's share of the receives back to the budget.
+    pub(crate) fn return_budget(&self, entries: u32) {
+        let port = &self.shared.reactors[self.index as usize];
+        port.free_slots.fetch_add(entries, Ordering::AcqRel);
+        port.queues.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The ring of a reactor thread.
+pub(crate) fn open_ring(entries: u32) -> Result<RingHandle, RingError> {
+    let options = RingOptions { entries, ..Default::default() };
+    Ok(std::rc::Rc::new(std::cell::RefCell::new(Ring::new(&options)?)))
+}
+
+/// Lines that peers may cause: ten a second, and a count of what was left out.
+#[derive(Debug, Default)]
+pub(crate) struct LogBudget {
+    window: Duration,
+    used: u32,
+    dropped: u64,
+}
+
+impl LogBudget {
+    const PER_SECOND: u32 = 10;
+
+    /// Whether a line may be written now. The count of dropped lines is written with the first one after a drought.
+    pub(crate) fn allow(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.window) >= Duration::from_secs(1) {
+            if self.dropped > 0 {
+                warn!(dropped = self.dropped, "log lines caused by peers were left out");
+            }
+            *self = Self { window: now, used: 0, dropped: 0 };
+        }
+        self.used += 1;
+        let allowed = self.used <= Self::PER_SECOND;
+        self.dropped += u64::from(!allowed);
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_cause_ten_lines_a_second_at_most() {
+        let mut budget = LogBudget::default();
+        let allowed =
+            |budget: &mut LogBudget, at: u64| (0..100).filter(|_| budget.allow(Duration::from_millis(at))).count();
+        assert_eq!(allowed(&mut budget, 1000), 10);
+        assert_eq!(allowed(&mut budget, 1999), 0);
+        assert_eq!(allowed(&mut budget, 2000), 10);
+    }
+}

@@ -1,0 +1,274 @@
+//! What the threads of a target share: the registry, where each queue lives, mailboxes and budgets.
+//!
+//! Nothing here is touched per I/O but two relaxed atomics: a queue's activity stamp (written by its reactor alone) and a
+//! host's fence (read, and written only when a connection died with writes under way).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nvme::completion::Completion;
+use nvme::registry::{ControllerId, Event, Registry, SubsystemId};
+
+use super::mailbox::Mailbox;
+use super::namespace::IoCounters;
+use super::private_data::QueueRequest;
+use super::queue::CloseReason;
+use crate::rdma::{ConnId, DeviceId, Provider};
+
+/// Where a queue lives. The generation tells it from a later one in the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct QueueKey {
+    pub(crate) reactor: u32,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// A connected queue, as the directory knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueRef {
+    pub(crate) key: QueueKey,
+    pub(crate) qid: u16,
+    pub(crate) activity: Arc<Activity>,
+}
+
+/// When a queue last carried a command, in nanoseconds of the target's clock.
+#[derive(Debug, Default)]
+pub(crate) struct Activity(AtomicU64);
+
+impl Activity {
+    pub(crate) fn touch(&self, now: Duration) {
+        self.0.store(now.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn last(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Writes of a host whose connection is gone and whose backend has not answered. While there are any, I/O commands of that
+/// host's next association wait: nothing of the old life may land after something of the new one.
+#[derive(Debug, Default)]
+pub(crate) struct Fence(AtomicUsize);
+
+impl Fence {
+    pub(crate) fn raise(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn lower(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// Everything that changes by Connect, admin commands and the control plane.
+pub(crate) struct Control {
+    pub(crate) registry: Registry,
+    pub(crate) queues: HashMap<ControllerId, Vec<QueueRef>>,
+    fences: HashMap<(SubsystemId, [u8; 16]), Arc<Fence>>,
+    /// I/O counters of each namespace of a subsystem.
+    pub(crate) counters: HashMap<SubsystemId, Vec<Arc<[IoCounters]>>>,
+    /// Controllers whose shutdown ends when their I/O queues are gone.
+    shutting_down: Vec<ControllerId>,
+}
+
+impl Control {
+    pub(crate) fn new(registry: Registry) -> Self {
+        Self {
+            registry,
+            queues: HashMap::new(),
+            fences: HashMap::new(),
+            counters: HashMap::new(),
+            shutting_down: Vec::new(),
+        }
+    }
+
+    /// The fence of a host in a subsystem.
+    pub(crate) fn fence(&mut self, subsystem: SubsystemId, host_id: [u8; 16]) -> Arc<Fence> {
+        // Hosts come and go; fences that nobody holds are dropped when a new one is made.
+        self.fences.retain(|_, fence| Arc::strong_count(fence) > 1 || fence.is_up());
+        Arc::clone(self.fences.entry((subsystem, host_id)).or_default())
+    }
+
+    /// Completes a shutdown whose last I/O queue is gone.
+    pub(crate) fn finish_shutdown(&mut self, ctrl: ControllerId) {
+        let Some(at) = self.shutting_down.iter().position(|other| *other == ctrl) else { return };
+        if self.queues.get(&ctrl).is_none_or(|queues| queues.iter().all(|queue| queue.qid == 0)) {
+            self.shutting_down.swap_remove(at);
+            self.registry.shutdown_done(ctrl);
+        }
+    }
+}
+
+/// To a reactor.
+pub(crate) enum Message<P: Provider> {
+    /// A connection that the control thread admitted; its receive slots are reserved.
+    Accept { incoming: P::Incoming, request: QueueRequest },
+    /// The handshake completed.
+    Established(ConnId),
+    /// The connection is over.
+    Disconnected(ConnId, CloseReason),
+    /// Everything on that device has to go.
+    DeviceRemoved(DeviceId),
+    /// End one queue.
+    Close(QueueKey, CloseReason),
+    /// A parked Asynchronous Event Request fires.
+    CompleteHeld(QueueKey, Completion),
+    /// Look for a command, cancel it if possible, and tell the asker.
+    Abort { queue: QueueKey, cid: u16, asker: AbortAsker },
+    /// The answer to `Abort`.
+    AbortDone { asker: AbortAsker, aborted: bool },
+    /// Finish what is under way, disconnect everything, end.
+    Drain,
+}
+
+/// Who waits for an Abort's outcome: a request of an admin queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AbortAsker {
+    pub(crate) reactor: u32,
+    pub(crate) request: u32,
+    pub(crate) generation: u32,
+}
+
+/// To the control thread.
+#[derive(Debug)]
+pub(crate) enum ControlMessage {
+    /// A connection's queue is gone from its reactor.
+    Gone(ConnId),
+    /// A deadline may be earlier than it was.
+    Deadline,
+    /// A reactor let go of a device.
+    DeviceReleased(DeviceId),
+    /// Stop listening, and have the reactors drain; connection events are handled until `End`.
+    Stop,
+    /// The reactors are gone: end.
+    End,
+}
+
+/// What other threads need of a reactor.
+pub(crate) struct ReactorPort<P: Provider> {
+    pub(crate) mailbox: Mailbox<Message<P>>,
+    /// Receive slots that no admitted queue holds.
+    pub(crate) free_slots: AtomicU32,
+    /// Queues, for placement.
+    pub(crate) queues: AtomicU32,
+}
+
+/// Counters of the whole target. Each is written rarely or by one reactor.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connections_accepted: AtomicU64,
+    pub(crate) connections_rejected: AtomicU64,
+}
+
+/// Time since the target's start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        // Starts at one second, so that zero can mean "never".
+        Self(Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now))
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Shared by the control thread, the reactors and the owner of the target.
+pub(crate) struct Shared<P: Provider> {
+    control: Mutex<Control>,
+    pub(crate) reactors: Vec<ReactorPort<P>>,
+    pub(crate) control_mail: Mailbox<ControlMessage>,
+    pub(crate) counters: Counters,
+    pub(crate) clock: Clock,
+    pub(crate) options: super::options::Options,
+    /// Set once the target drains.
+    pub(crate) draining: AtomicBool,
+}
+
+impl<P: Provider> Shared<P> {
+    pub(crate) fn new(registry: Registry, options: super::options::Options) -> std::io::Result<Self> {
+        let reactors = (0..options.reactors)
+            .map(|_| {
+                Ok(ReactorPort {
+                    mailbox: Mailbox::new()?,
+                    free_slots: AtomicU32::new(options.receive_slots),
+                    queues: AtomicU32::new(0),
+                })
+            })
+            .collect::<std::io::Result<_>>()?;
+        Ok(Self {
+            control: Mutex::new(Control::new(registry)),
+            reactors,
+            control_mail: Mailbox::new()?,
+            counters: Counters::default(),
+            clock: Clock::start(),
+            options,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Runs `work` on the registry, then carries out the events that it caused.
+    pub(crate) fn with_control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
+        let mut control = self.lock();
+        let result = work(&mut control);
+        while let Some(event) = control.registry.poll_event() {
+            self.carry_out(&mut control, event);
+        }
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        // A panic while the lock was held is a bug of ours in one host's command; the others' data structures are whole
+        // (the registry changes state only after its checks), so they keep being served.
+        self.control.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn carry_out(&self, control: &mut Control, event: Event) {
+        match event {
+            Event::CompleteHeld { ctrl, completion } => {
+                if let Some(queue) = find_queue(control, ctrl, 0) {
+                    self.send(queue.key, Message::CompleteHeld(queue.key, completion));
+                }
+            }
+            Event::CloseIoQueues { ctrl } => {
+                for queue in control.queues.get(&ctrl).into_iter().flatten().filter(|queue| queue.qid != 0) {
+                    self.send(queue.key, Message::Close(queue.key, CloseReason::ControllerReset));
+                }
+            }
+            Event::ShutDown { ctrl } => {
+                for queue in control.queues.get(&ctrl).into_iter().flatten().filter(|queue| queue.qid != 0) {
+                    self.send(queue.key, Message::Close(queue.key, CloseReason::ControllerShutdown));
+                }
+                control.shutting_down.push(ctrl);
+                control.finish_shutdown(ctrl);
+            }
+            Event::Kill { ctrl, reason } => {
+                for queue in control.queues.get(&ctrl).into_iter().flatten() {
+                    self.send(queue.key, Message::Close(queue.key, CloseReason::Killed(reason)));
+                }
+            }
+        }
+    }
+
+    fn send(&self, key: QueueKey, message: Message<P>) {
+        self.reactors[key.reactor as usize].mailbox.send(message);
+    }
+}
+
+/// A controller's queue by its ID.
+pub(crate) fn find_queue(control: &Control, ctrl: ControllerId, qid: u16) -> Option<&QueueRef> {
+    control.queues.get(&ctrl)?.iter().find(|queue| queue.qid == qid)
+}
+
+/// When any queue of a controller last carried a command.
+pub(crate) fn last_activity(queues: &HashMap<ControllerId, Vec<QueueRef>>, ctrl: ControllerId) -> Option<Duration> {
+    queues.get(&ctrl)?.iter().map(|queue| queue.activity.last()).max()
+}

@@ -1,0 +1,307 @@
+//! The end of a queue, in one order whatever began it:
+//!
+//! 1. The queue pair goes to the error state; requests that nothing has touched yet are dropped; a marker is posted behind
+//!    everything else in the send queue.
+//! 2. When the marker comes back (or, from a device that is gone, a moment later) the queue pair is destroyed: from now on no
+//!    device touches our memory for it. Its requests' buffers return, but for those that a backend still holds (orphans).
+//! 3. When the last orphan is answered the queue is forgotten and the registry is told: only then is the controller's queue
+//!    closed, a reset complete, the association over.
+
+use std::time::Duration;
+
+use nvme::completion::Completion;
+use nvme::registry::AbortReply;
+use nvme::status::Status;
+use tracing::{info, warn};
+
+use super::queue::{CloseReason, Life};
+use super::reactor::Reactor;
+use super::request::{RequestId, State, Tag, TagKind};
+use super::shared::{AbortAsker, ControlMessage, Message, find_queue};
+use crate::rdma::{Endpoint, Provider, SendOp, SendWr, Sge};
+
+/// How long the marker may take before the queue pair is destroyed without it.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+impl<P: Provider> Reactor<P> {
+    /// Begins the end of a queue. Later reasons for the same queue change nothing.
+    pub(crate) fn close_queue(&mut self, at: u32, reason: CloseReason, now: Duration) {
+        let Some(queue) = self.queues.get_mut(at as usize).filter(|queue| queue.life == Life::Live) else { return };
+        queue.life = Life::Closing { since: now };
+        queue.reason = Some(reason);
+        if !queue.fenced.is_empty() {
+            self.fenced_queues -= 1;
+        }
+        queue.wait_credits.clear();
+        queue.wait_reads.clear();
+        queue.fenced.clear();
+        self.closing += 1;
+        if self.log_budget.allow(now) {
+            info!(peer = %queue.peer, qid = queue.request.qid, reactor = self.index, "queue closes: {reason}");
+        }
+        let marker = SendWr {
+            tag: Tag { kind: TagKind::Drain, generation: queue.key.generation, index: at }.encode(),
+            op: SendOp::Send,
+            sge: Sge { addr: 0, len: 0, lkey: 0 },
+            signaled: true,
+            solicited: false,
+            inline: false,
+        };
+        if let Some(device) = self.devices[queue.device].as_mut() {
+            device.endpoint.flush(now);
+            device.endpoint.disconnect(queue.qp);
+            // Refused by a device that is gone: the limit ends the wait.
+            let _ = device.endpoint.post_send(queue.qp, &marker);
+        }
+        let ids: Vec<RequestId> = self.requests.of_queue(at).collect();
+        for id in ids {
+            match self.requests[id].state {
+                State::Received
+                | State::WaitBuffer
+                | State::WaitCredits
+                | State::Fenced
+                | State::Held
+                | State::Aborting => {
+                    self.drop_waiting(id);
+                }
+                State::Executing => {
+                    let request = &mut self.requests[id];
+                    request.state = State::Orphan;
+                    if request.changes_media
+                        && let Some(association) = &self.queues[at as usize].association
+                    {
+                        association.fence.raise();
+                    }
+                }
+                State::ReadingFromHost | State::Responding | State::Orphan | State::Free => {}
+            }
+        }
+        self.wait_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
+        self.wait_admin_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
+    }
+
+    fn drop_waiting(&mut self, id: RequestId) {
+        self.withdraw_sink(id);
+        self.return_buffers(id);
+        self.requests.release(id);
+    }
+
+    /// The marker came back: the send queue is empty.
+    pub(crate) fn on_drained(&mut self, tag: Tag, now: Duration) {
+        let drained = self.queues.get(tag.index as usize).is_some_and(|queue| {
+            queue.key.generation & super::request::GENERATION_MASK == tag.generation
+                && matches!(queue.life, Life::Closing { .. })
+        });
+        if drained {
+            self.destroy_queue_pair(tag.index, now);
+        }
+    }
+
+    /// Timers of queues that are closing, and of a target that stops.
+    pub(crate) fn advance_teardown(&mut self, now: Duration) {
+        if let Some(since) = self.draining_since {
+            self.drain_step(since, now);
+        }
+        let overdue: Vec<u32> = self
+            .queues
+            .iter()
+            .filter(
+                |(_, queue)| matches!(queue.life, Life::Closing { since } if now.saturating_sub(since) >= FLUSH_LIMIT),
+            )
+            .map(|(at, _)| at as u32)
+            .collect();
+        for at in overdue {
+            self.destroy_queue_pair(at, now);
+        }
+    }
+
+    fn destroy_queue_pair(&mut self, at: u32, now: Duration) {
+        let queue = &mut self.queues[at as usize];
+        let (device_at, qp, shared, entries) =
+            (queue.device, queue.qp, queue.shared_receives, queue.request.sq_entries);
+        queue.life = Life::Draining;
+        self.closing -= 1;
+        if let Some(device) = self.devices[device_at].as_mut() {
+            device.endpoint.destroy(qp);
+            if let Some(entry) = device.by_qp.get_mut(qp.0 as usize) {
+                *entry = 0;
+            }
+            if shared {
+                device.wanted = device.wanted.saturating_sub(entries);
+            }
+        }
+        let ids: Vec<RequestId> =
+            self.requests.of_queue(at).filter(|id| self.requests[*id].state != State::Orphan).collect();
+        for id in ids {
+            self.drop_waiting(id);
+        }
+        if !shared {
+            self.memory.free_queue_slots(at);
+        }
+        self.buffers_returned = true;
+        self.forget_if_empty(at, now);
+    }
+
+    /// Forgets a queue when no backend holds anything of it, and tells the registry.
+    pub(crate) fn forget_if_empty(&mut self, at: u32, now: Duration) {
+        let queue = &self.queues[at as usize];
+        if queue.executing > 0 {
+            return;
+        }
+        let (qid, association, key) = (queue.request.qid, queue.association.clone(), queue.key);
+        self.forget_queue(at);
+        if let Some(association) = association {
+            let ctrl = association.ctrl;
+            self.shared.with_control(|control| {
+                let empty = control.queues.get_mut(&ctrl).is_none_or(|queues| {
+                    queues.retain(|queue| queue.key != key);
+                    queues.is_empty()
+                });
+                if empty {
+                    control.queues.remove(&ctrl);
+                }
+                control.registry.queue_closed(ctrl, qid, now);
+                control.finish_shutdown(ctrl);
+            });
+        }
+    }
+
+    /// Removes a queue from the tables. Its queue pair is destroyed, its requests are released.
+    pub(crate) fn forget_queue(&mut self, at: u32) {
+        let queue = self.queues.remove(at as usize);
+        self.by_conn.remove(&queue.conn);
+        if queue.life == Life::Live
+            && let Some(device) = self.devices[queue.device].as_mut()
+        {
+            // It never began to close: its accept was refused.
+            if let Some(entry) = device.by_qp.get_mut(queue.qp.0 as usize) {
+                *entry = 0;
+            }
+            if queue.shared_receives {
+                device.wanted = device.wanted.saturating_sub(queue.request.sq_entries);
+            } else {
+                self.memory.free_queue_slots(at);
+            }
+        } else {
+            self.return_budget(queue.request.sq_entries);
+            self.shared.control_mail.send(ControlMessage::Gone(queue.conn));
+        }
+        let device = queue.device;
+        let last = self.devices[device].as_ref().is_some_and(|device| device.removed)
+            && !self.queues.iter().any(|(_, other)| other.device == device && other.life != Life::Draining);
+        if last {
+            self.drop_device(device);
+        }
+    }
+
+    /// A device is gone: everything on it ends at once.
+    pub(crate) fn remove_device(&mut self, at: usize, now: Duration) {
+        let Some(device) = self.devices[at].as_mut() else { return };
+        device.removed = true;
+        warn!(reactor = self.index, "an RDMA device was removed; its connections end");
+        let queues: Vec<u32> =
+            self.queues.iter().filter(|(_, queue)| queue.device == at).map(|(index, _)| index as u32).collect();
+        for queue in &queues {
+            self.close_queue(*queue, CloseReason::DeviceRemoved, now);
+        }
+        let waits = queues
+            .iter()
+            .any(|queue| self.queues.get(*queue as usize).is_some_and(|queue| queue.life != Life::Draining));
+        if !waits {
+            self.drop_device(at);
+        }
+    }
+
+    /// Starts an Abort command: the queue that has the command may live on another reactor.
+    pub(crate) fn start_abort(&mut self, at: u32, id: RequestId, sqid: u16, cid: u16, reply: AbortReply) {
+        let Some(association) = &self.queues[at as usize].association else { return };
+        let ctrl = association.ctrl;
+        let request = &mut self.requests[id];
+        request.state = State::Aborting;
+        request.abort_reply = Some(reply);
+        let asker = AbortAsker { reactor: self.index, request: id, generation: request.generation };
+        let target = self.shared.with_control(|control| find_queue(control, ctrl, sqid).map(|queue| queue.key));
+        let (reactor, message) = match target {
+            Some(queue) => (queue.reactor, Message::Abort { queue, cid, asker }),
+            None => (self.index, Message::AbortDone { asker, aborted: false }),
+        };
+        self.shared.reactors[reactor as usize].mailbox.send(message);
+    }
+
+    /// Tries to abort a command of a queue; whether it will be answered as aborted.
+    pub(crate) fn abort(&mut self, at: u32, cid: u16, now: Duration) -> bool {
+        let found = self.requests.of_queue(at).find(|id| {
+            let request = &self.requests[*id];
+            request.cid == cid && !matches!(request.state, State::Responding | State::Aborting | State::Held)
+        });
+        let Some(id) = found else { return false };
+        match self.requests[id].state {
+            State::WaitBuffer | State::WaitCredits | State::Fenced => {
+                self.wait_buffer.retain(|other| *other != id);
+                self.wait_admin_buffer.retain(|other| *other != id);
+                let queue = &mut self.queues[at as usize];
+                queue.wait_credits.retain(|other| *other != id);
+                let was_fenced = !queue.fenced.is_empty();
+                queue.fenced.retain(|other| *other != id);
+                if was_fenced && queue.fenced.is_empty() {
+                    self.fenced_queues -= 1;
+                }
+                self.return_buffers(id);
+                self.finish(id, Completion::failed(cid, Status::ABORT_REQUESTED), now);
+                true
+            }
+            State::ReadingFromHost => {
+                // Its buffer is in use until the READs complete; then it is answered instead of run.
+                self.requests[id].aborted = true;
+                true
+            }
+            State::Executing => {
+                let request = &self.requests[id];
+                let token = u64::from(request.generation) << 32 | u64::from(id);
+                if let super::request::Job::Io { namespace, .. } = request.job {
+                    self.namespaces[namespace].queue.cancel(token);
+                }
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// The outcome of an Abort reached its asker.
+    pub(crate) fn abort_done(&mut self, asker: AbortAsker, aborted: bool, now: Duration) {
+        let id = asker.request;
+        let Some(request) = self.requests.find(id, asker.generation) else { return };
+        if request.state != State::Aborting {
+            return;
+        }
+        let queue = request.queue;
+        let Some(reply) = self.requests[id].abort_reply.take() else { return };
+        if let Some(association) = &self.queues[queue as usize].association {
+            let ctrl = association.ctrl;
+            self.shared.with_control(|control| control.registry.abort_finished(ctrl));
+        }
+        self.finish(id, reply.completion(aborted), now);
+    }
+
+    /// Commands that waited for a host's earlier writes go on when those are answered.
+    pub(crate) fn serve_fences(&mut self, now: Duration) {
+        let open: Vec<u32> = self
+            .queues
+            .iter()
+            .filter(|(_, queue)| {
+                !queue.fenced.is_empty()
+                    && queue.association.as_ref().is_none_or(|association| !association.fence.is_up())
+            })
+            .map(|(at, _)| at as u32)
+            .collect();
+        for at in open {
+            let waiting = std::mem::take(&mut self.queues[at as usize].fenced);
+            self.fenced_queues -= 1;
+            for id in waiting {
+                if self.requests[id].state == State::Fenced {
+                    self.acquire(id, now);
+                }
+            }
+        }
+    }
+}
