@@ -28,6 +28,9 @@ use std::time::Duration;
 mod types;
 pub use types::*;
 
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
 /// A way to reach hosts by RDMA. Shared by all threads.
 pub trait Provider: Send + Sync + Sized + 'static {
     /// The word for it on the command line and in logs.
