@@ -1,0 +1,67 @@
+//! A device is removed under a running process, and comes back.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use farside::rdma::{Cm as _, CmEvent, Endpoint as _, ListenOptions, Listening, Provider, SendOp};
+
+use crate::rig::{LIMIT, NOW, Rig, Side, name, next_event};
+
+#[test]
+fn a_removed_device_is_let_go_and_met_again() {
+    let Ok(device) = std::env::var("FARSIDE_TEST_REMOVE") else {
+        eprintln!("SKIPPED: FARSIDE_TEST_REMOVE=rxe0/eth0 would allow to remove and add a device");
+        return;
+    };
+    let (link_name, netdev) = device.split_once('/').unwrap();
+    for round in 0..3 {
+        let Some(mut rig) = Rig::new(18_518, 64) else { return };
+        rig.connect(8);
+        let (_, _, incoming) = rig.request(&[]);
+        let mut delete = Command::new("rdma").args(["link", "delete", link_name]).spawn().unwrap();
+        let (mut removed, mut lost) = (false, false);
+        while !(removed && lost) {
+            match next_event(&mut rig.cm) {
+                CmEvent::DeviceRemoved(id) => removed |= id == rig.device,
+                CmEvent::ListenerLost(id) => lost |= id == rig.listener,
+                other => eprintln!("round {round}: {}", name(&other)),
+            }
+        }
+        assert!(rig.verbs.device_info(rig.device).is_none());
+        let (old, Rig { client, server, mut cm, verbs, address, .. }) = (rig.device, rig);
+        let start = Instant::now();
+        drop((client, server, incoming));
+        while delete.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(5), "round {round}: the deleter is stuck");
+            while cm.poll_event(NOW).is_some() {}
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("round {round}: let go in {:?}", start.elapsed());
+        let add = ["link", "add", link_name, "type", "rxe", "netdev", netdev];
+        assert!(Command::new("rdma").args(add).status().unwrap().success());
+        // The same process, the same CM: it listens again and serves.
+        let listening = listen_again(&mut cm, address);
+        let device = listening.device.unwrap();
+        assert_ne!(device, old);
+        let (client, server) = (Side::new(&verbs, device, 0), Side::new(&verbs, device, 0));
+        let mut rig = Rig { client, server, cm, verbs, address, listener: listening.id, device };
+        let link = rig.connect(8);
+        rig.client.send(link.client, 1, SendOp::Send, 0x8000, 64).unwrap();
+        rig.client.ep.flush(NOW);
+        assert_eq!(rig.server.complete_one().byte_len, 64);
+        rig.client.complete_one();
+        rig.disconnect(link);
+    }
+}
+
+fn listen_again(cm: &mut farside::rdma::verbs::Cm, address: SocketAddr) -> Listening {
+    let start = Instant::now();
+    loop {
+        match cm.listen(address, &ListenOptions { backlog: 64, tos: None }) {
+            Ok(listening) => return listening,
+            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
