@@ -4,3 +4,6 @@ pub mod backend;
 pub mod mem;
 pub mod rdma;
 pub mod target;
+
+mod provider;
+pub use provider::ProviderChoice;

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use farside::ProviderChoice;
 use farside::backend::{self, BackendSpec, Source};
 use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target, TargetBuilder, TargetError};
 use nix::sys::signal::{SigSet, Signal};
@@ -49,8 +50,8 @@ pub(crate) struct Serve {
     /// Address to listen on; may be given several times [default: 0.0.0.0:4420]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = listen_address, conflicts_with = "config")]
     listen: Vec<SocketAddr>,
-    /// RDMA by a device, by the software stack, or the first of them that works
-    #[arg(long, value_enum)]
+    /// verbs (a NIC, rdma_rxe), soft (the software stack) or auto, the first of them that this machine has
+    #[arg(long)]
     provider: Option<ProviderChoice>,
     /// Spin instead of sleeping when idle
     #[arg(long)]
@@ -64,16 +65,6 @@ pub(crate) struct Serve {
 pub(crate) struct Check {
     /// The configuration file
     file: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProviderChoice {
-    /// A verbs device if there is one, else the software stack.
-    Auto,
-    /// A NIC, rdma_rxe or siw through libibverbs.
-    Verbs,
-    /// farside's own RoCEv2 over UDP.
-    Soft,
 }
 
 impl Serve {
@@ -107,9 +98,8 @@ impl Serve {
     }
 
     fn start(self) -> Result<Target, TargetError> {
-        let provider = self.provider.unwrap_or(ProviderChoice::Auto);
-        let builder = self.quick()?;
-        start(builder, provider)
+        let provider = self.provider.unwrap_or_default();
+        self.quick()?.start_on(provider)
     }
 
     /// The target of the quick form: one subsystem with one namespace.
@@ -151,21 +141,6 @@ impl Check {
     pub(crate) fn run(self) -> ExitCode {
         let _ = self.file;
         ExitCode::from(2)
-    }
-}
-
-fn start(builder: TargetBuilder, provider: ProviderChoice) -> Result<Target, TargetError> {
-    match provider {
-        ProviderChoice::Verbs => Err(TargetError {
-            object: "--provider verbs".into(),
-            reason: "this binary was built without it".into(),
-            remedy: "build with the cargo feature `verbs`, or use --provider soft".into(),
-        }),
-        _ => Err(TargetError {
-            object: "--provider soft".into(),
-            reason: "it is not part of this build".into(),
-            remedy: "use --provider verbs".into(),
-        }),
     }
 }
 

@@ -128,8 +128,9 @@ impl<P: Provider> Reactor<P> {
         if namespace_state.polled {
             self.polled_pending = self.polled_pending.saturating_sub(1);
         }
-        let queue = &mut self.queues[at as usize];
-        queue.executing = queue.executing.saturating_sub(1);
+        if let Some(queue) = self.queues.get_mut(at as usize) {
+            queue.executing = queue.executing.saturating_sub(1);
+        }
         self.take_data_back(id, data);
         if orphan {
             self.release_orphan(id, now);
@@ -262,12 +263,14 @@ impl<P: Provider> Reactor<P> {
     fn release_orphan(&mut self, id: RequestId, now: Duration) {
         let request = &self.requests[id];
         let (at, changes_media) = (request.queue, request.changes_media);
-        if changes_media && let Some(association) = &self.queues[at as usize].association {
-            association.fence.lower();
-        }
         self.return_buffers(id);
         self.requests.release(id);
-        if self.queues[at as usize].life == Life::Draining {
+        // A target that stops does not wait for a backend that never answers: its queue may be gone.
+        let Some(queue) = self.queues.get(at as usize) else { return };
+        if changes_media && let Some(association) = &queue.association {
+            association.fence.lower();
+        }
+        if queue.life == Life::Draining {
             self.forget_if_empty(at, now);
         }
     }

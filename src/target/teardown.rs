@@ -139,6 +139,7 @@ impl<P: Provider> Reactor<P> {
             self.memory.free_queue_slots(at);
         }
         self.buffers_returned = true;
+        self.drop_device_if_unused(device_at);
         self.forget_if_empty(at, now);
     }
 
@@ -186,11 +187,14 @@ impl<P: Provider> Reactor<P> {
             self.return_budget(queue.request.sq_entries);
             self.shared.control_mail.send(ControlMessage::Gone(queue.conn));
         }
-        let device = queue.device;
-        let last = self.devices[device].as_ref().is_some_and(|device| device.removed)
-            && !self.queues.iter().any(|(_, other)| other.device == device && other.life != Life::Draining);
-        if last {
-            self.drop_device(device);
+        self.drop_device_if_unused(queue.device);
+    }
+
+    /// A removed device goes when its last queue pair is destroyed.
+    fn drop_device_if_unused(&mut self, at: usize) {
+        let removed = self.devices[at].as_ref().is_some_and(|device| device.removed);
+        if removed && !self.queues.iter().any(|(_, queue)| queue.device == at && queue.life != Life::Draining) {
+            self.drop_device(at);
         }
     }
 
@@ -204,12 +208,7 @@ impl<P: Provider> Reactor<P> {
         for queue in &queues {
             self.close_queue(*queue, CloseReason::DeviceRemoved, now);
         }
-        let waits = queues
-            .iter()
-            .any(|queue| self.queues.get(*queue as usize).is_some_and(|queue| queue.life != Life::Draining));
-        if !waits {
-            self.drop_device(at);
-        }
+        self.drop_device_if_unused(at);
     }
 
     /// Starts an Abort command: the queue that has the command may live on another reactor.

@@ -77,11 +77,10 @@ fn a_sleeper_is_woken_by_a_completion() {
     for round in 0..5 {
         rig.server.ep.arm().unwrap();
         assert_eq!(rig.server.ep.poll(NOW, &mut [Completion::EMPTY; 4]), 0);
-        let fds = rig.server.ep.fds();
-        assert!(!wait_readable(&fds, Duration::from_millis(50)), "round {round}: awake for nothing");
+        assert!(!wait_readable(&rig.server.ep.fds(), Duration::from_millis(50)), "round {round}: awake for nothing");
         rig.client.send(link.client, round, SendOp::Send, 0x8000, 64).unwrap();
         rig.client.ep.flush(NOW);
-        assert!(wait_readable(&fds, Duration::from_secs(10)), "round {round}: not woken");
+        assert!(wait_readable(&rig.server.ep.fds(), Duration::from_secs(10)), "round {round}: not woken");
         assert_eq!(rig.server.complete_one().byte_len, 64);
         rig.client.complete_one();
     }

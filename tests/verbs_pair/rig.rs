@@ -38,9 +38,7 @@ pub(crate) fn rdma_addresses() -> Vec<IpAddr> {
     found
 }
 
-pub(crate) fn wait_readable(fds: &[i32], limit: Duration) -> bool {
-    // SAFETY: the descriptors are of objects that the caller holds across this call.
-    let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], limit: Duration) -> bool {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
     poll(&mut fds, PollTimeout::from(limit.as_millis() as u16)).unwrap() > 0
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -376,8 +376,8 @@ impl crate::rdma::Cm for Cm {
         Ok(conn)
     }
 
-    fn fd(&self) -> Option<RawFd> {
-        Some(self.epoll.0.as_raw_fd())
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.0.as_fd())
     }
 
     fn next_timeout(&self) -> Option<Duration> {

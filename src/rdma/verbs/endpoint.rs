@@ -11,7 +11,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -602,8 +602,9 @@ impl crate::rdma::Endpoint for Endpoint {
         self.cqs.iter().try_for_each(|(_, queue)| queue.cq.arm())
     }
 
-    fn fds(&self) -> Vec<RawFd> {
-        vec![self.channel.fd(), self.context.async_fd()]
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        // SAFETY: the completion channel and the context are this endpoint's and stay open as long as it is borrowed.
+        [self.channel.fd(), self.context.async_fd()].map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).to_vec()
     }
 
     fn next_timeout(&self) -> Option<Duration> {
