@@ -79,7 +79,8 @@ impl Properties {
             &[CSS_NVM, CSS_CSI]
         } else {
             cap |= CAP_CSS_ADMIN_ONLY;
-            &[CSS_NVM, CSS_ADMIN_ONLY]
+            // It has no I/O commands whatever the host selects, and some select what the I/O controllers of the same target offer.
+            &[CSS_NVM, CSS_CSI, CSS_ADMIN_ONLY]
         };
         Self { cap, crto: u32::from(timeout), cc: 0, css, life: Life::Disabled, shutdown: Shutdown::Normal }
     }
@@ -339,9 +340,15 @@ mod tests {
 
     #[test]
     fn command_set_selection_depends_on_the_kind_of_controller() {
-        for (io, css, ready) in
-            [(true, 0, true), (true, 6, true), (true, 7, false), (false, 0, true), (false, 6, false), (false, 7, true)]
-        {
+        for (io, css, ready) in [
+            (true, 0, true),
+            (true, 6, true),
+            (true, 7, false),
+            (false, 0, true),
+            (false, 6, true),
+            (false, 1, false),
+            (false, 7, true),
+        ] {
             let mut p = Properties::new(Capabilities { mqes: 127, timeout: 1, io });
             write_cc(&mut p, 1 | css << 4);
             assert_eq!(p.is_ready(), ready, "{io} {css}");

@@ -18,11 +18,8 @@ mod discovery;
 mod identify;
 mod keepalive;
 mod subsystem;
-
 #[cfg(test)]
-mod properties_test;
-#[cfg(test)]
-pub(crate) mod testing;
+mod tests;
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
@@ -317,6 +314,12 @@ impl Registry {
     #[must_use]
     pub fn io_limits(&self) -> IoLimits {
         IoLimits { mdts_bytes: self.config.mdts_bytes }
+    }
+
+    /// Most descriptors of a last-segment list (MSDBD), as hosts are told.
+    #[must_use]
+    pub fn msdbd(&self) -> usize {
+        identify::msdbd(self.config.in_capsule_data_size).into()
     }
 
     /// One controller.

@@ -1,0 +1,133 @@
+//! The control plane: what may be configured, and what running controllers see of a change.
+
+use super::*;
+
+#[test]
+fn subsystems_are_checked() {
+    let mut bench = Bench::new();
+    let good = subsystem("nqn.2026-01.io.farside:other");
+    let mut add = |config: SubsystemConfig| bench.registry.add_subsystem(&config);
+    assert!(matches!(add(subsystem("testnqn")), Err(ConfigError::Nqn(..))));
+    assert!(matches!(add(subsystem(DISCOVERY_NQN)), Err(ConfigError::Nqn(..))));
+    assert_eq!(add(subsystem(NQN)), Err(ConfigError::DuplicateNqn(NQN.into())));
+    for serial in ["", "123456789012345678901", "tab\t"] {
+        let refused = add(SubsystemConfig { serial: serial.into(), ..good.clone() });
+        assert_eq!(refused, Err(ConfigError::Serial(serial.into())));
+    }
+    let long = "m".repeat(41);
+    let refused = add(SubsystemConfig { model: Some(long.clone()), ..good.clone() });
+    assert_eq!(refused, Err(ConfigError::Model(long)));
+    let refused = add(SubsystemConfig { hosts: vec!["a b".into()], ..good.clone() });
+    assert!(matches!(refused, Err(ConfigError::HostNqn(..))));
+    assert!(add(good).is_ok());
+}
+
+#[test]
+fn namespaces_are_checked() {
+    let mut bench = Bench::new();
+    let id = bench.subsystem;
+    let other = bench.registry.add_subsystem(&subsystem("nqn.2026-01.io.farside:other")).unwrap();
+    let mut add = |id, config| bench.registry.add_namespace(id, config).unwrap_err();
+    let good = namespace(2);
+    for nsid in [0, 1025, 0xffff_fffe, 0xffff_ffff] {
+        assert_eq!(add(id, namespace(nsid)), ConfigError::NsidOutOfRange(nsid));
+    }
+    assert_eq!(add(id, namespace(1)), ConfigError::DuplicateNsid(1));
+    let same_uuid = NamespaceConfig { uuid: namespace(1).uuid, ..good.clone() };
+    assert_eq!(add(id, same_uuid.clone()), ConfigError::DuplicateUuid(namespace(1).uuid));
+    assert_eq!(add(other, same_uuid), ConfigError::DuplicateUuid(namespace(1).uuid));
+    let same_nguid = NamespaceConfig { nguid: namespace(1).nguid, ..good.clone() };
+    assert_eq!(add(id, same_nguid), ConfigError::DuplicateUuid(good.uuid));
+    assert_eq!(add(id, NamespaceConfig { uuid: [0; 16], ..good.clone() }), ConfigError::ZeroUuid);
+    for block_size in [0, 1, 520, 1024, 8192] {
+        let refused = add(id, NamespaceConfig { block_size, ..good.clone() });
+        assert_eq!(refused, ConfigError::BlockSize(block_size));
+    }
+    for blocks in [0, u64::MAX, (u64::MAX >> 9) + 1] {
+        assert_eq!(add(id, NamespaceConfig { blocks, ..good.clone() }), ConfigError::Size(blocks));
+    }
+    assert_eq!(add(SubsystemId::DISCOVERY, good), ConfigError::NoSuchSubsystem);
+}
+
+#[test]
+fn views_follow_the_namespaces() {
+    let mut bench = Bench::new();
+    let id = bench.subsystem;
+    let sizes = |bench: &Bench| -> Vec<(u32, u64)> {
+        bench.registry.namespace_views(id).iter().map(|view| (view.nsid, view.blocks)).collect()
+    };
+    assert_eq!(sizes(&bench), [(1, 2048), (3, 2048)]);
+    bench.registry.resize_namespace(id, 1, 10).unwrap();
+    bench.registry.remove_namespace(id, 3).unwrap();
+    assert_eq!(sizes(&bench), [(1, 10)]);
+    assert_eq!(bench.registry.resize_namespace(id, 3, 1), Err(ConfigError::NoSuchNamespace(3)));
+    assert_eq!(bench.registry.resize_namespace(id, 1, 0), Err(ConfigError::Size(0)));
+    assert_eq!(bench.registry.remove_namespace(id, 3), Err(ConfigError::NoSuchNamespace(3)));
+    bench.registry.remove_subsystem(id).unwrap();
+    assert_eq!(sizes(&bench), []);
+    assert_eq!(bench.registry.remove_subsystem(id), Err(ConfigError::NoSuchSubsystem));
+    assert_eq!(bench.registry.remove_subsystem(SubsystemId::DISCOVERY), Err(ConfigError::NoSuchSubsystem));
+}
+
+#[test]
+fn listeners_are_unique() {
+    let mut bench = Bench::new();
+    let addr: SocketAddr = LOCAL.parse().unwrap();
+    let listener = Listener { addr, portid: 1, provider: RdmaProvider::Iwarp };
+    bench.registry.add_listener(listener).unwrap();
+    assert_eq!(bench.registry.add_listener(listener), Err(ConfigError::DuplicateListener(addr)));
+    bench.registry.remove_listener(addr).unwrap();
+    assert_eq!(bench.registry.remove_listener(addr), Err(ConfigError::NoSuchListener(addr)));
+}
+
+#[test]
+fn removing_a_subsystem_kills_its_controllers_and_no_others() {
+    let mut bench = Bench::new();
+    let ctrl = bench.host();
+    bench.discovery_host();
+    bench.registry.remove_subsystem(bench.subsystem).unwrap();
+    assert_eq!(bench.events(), [Event::Kill { ctrl, reason: KillReason::SubsystemRemoved }]);
+    assert!(bench.dial(Dial::admin()).is_err());
+    // The same name again, while the old controller is still being closed: no identifier twice.
+    bench.registry.add_subsystem(&subsystem(NQN)).unwrap();
+    assert_ne!(bench.dial(Dial::admin()).unwrap().cntlid, 1);
+}
+
+#[test]
+fn removing_a_host_kills_its_controllers_where_not_all_are_allowed() {
+    let mut bench = Bench::new();
+    let id = bench.subsystem;
+    let ctrl = bench.host();
+    bench.registry.remove_host(id, HOST).unwrap();
+    assert_eq!(bench.events(), [], "any host is allowed");
+    bench.registry.allow_host(id, HOST).unwrap();
+    bench.registry.set_allow_any_host(id, false).unwrap();
+    assert_eq!(bench.events(), [], "it is listed");
+    bench.registry.remove_host(id, HOST).unwrap();
+    assert_eq!(bench.events(), [Event::Kill { ctrl, reason: KillReason::HostRemoved }]);
+}
+
+#[test]
+fn allowing_any_host_no_longer_kills_those_that_are_not_listed() {
+    let mut bench = Bench::new();
+    let listed = bench.host();
+    let stranger = bench.dial(Dial { hostnqn: "stranger", ..Dial::admin() }).unwrap().ctrl;
+    bench.registry.allow_host(bench.subsystem, HOST).unwrap();
+    bench.registry.set_allow_any_host(bench.subsystem, false).unwrap();
+    let kill = Event::Kill { ctrl: stranger, reason: KillReason::HostRemoved };
+    assert_eq!(bench.events(), [kill]);
+    assert!(bench.registry.io_allowed(listed));
+}
+
+#[test]
+fn errors_name_the_object_and_the_rule() {
+    let uuid = 0xabcd_u128.to_be_bytes();
+    for (error, words) in [
+        (ConfigError::Nqn("x".into(), crate::NqnError::Prefix), "\"x\": the NQN does not start with \"nqn.\""),
+        (ConfigError::DuplicateUuid(uuid), "0000000000000000000000000000abcd"),
+        (ConfigError::BlockSize(520), "520"),
+        (ConfigError::NsidOutOfRange(0), "identifier 0"),
+    ] {
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
