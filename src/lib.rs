@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod mem;
 pub mod rdma;
+pub mod roce;
 pub mod target;
 
 mod provider;

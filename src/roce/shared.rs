@@ -1,0 +1,155 @@
+//! What the queue pairs of one engine share: keys, completion queues, shared receive queues, receive credit, counters.
+use std::collections::VecDeque;
+
+use super::keys::Keys;
+use super::recv::RecvQueue;
+use super::requester::MAX_CHUNK_PACKETS;
+use super::verbs::Completion;
+
+/// Names a completion queue of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CqId(pub(super) usize);
+
+/// Names a shared receive queue of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqId(pub(super) usize);
+
+/// What happened so far, for the operator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Packets that were taken in.
+    pub received: u64,
+    /// Packets that are none, or of an unknown kind.
+    pub malformed: u64,
+    /// Packets for a queue pair that does not exist or is not connected, or from another address than its peer's.
+    pub unknown_qp: u64,
+    /// Requests and responses that came before.
+    pub duplicates: u64,
+    /// Responses to what was not asked.
+    pub ghosts: u64,
+    /// Packets and RDMA READ requests that were sent again.
+    pub retransmitted: u64,
+    /// Times that a peer was silent for too long.
+    pub timeouts: u64,
+    /// Parts of RDMA READs that were asked for again since later ones came.
+    pub read_gaps: u64,
+    /// NAKs for a missing packet that were sent.
+    pub sequence_naks_sent: u64,
+    /// NAKs for a missing packet that came.
+    pub sequence_naks_received: u64,
+    /// "Receiver not ready" that was sent.
+    pub rnr_naks_sent: u64,
+    /// "Receiver not ready" that came.
+    pub rnr_naks_received: u64,
+    /// Congestion notifications that were sent.
+    pub cnps_sent: u64,
+    /// Congestion notifications that came.
+    pub cnps_received: u64,
+    /// Queue pairs that failed.
+    pub qp_errors: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) keys: Keys,
+    cqs: Vec<Option<VecDeque<Completion>>>,
+    srqs: Vec<Option<RecvQueue>>,
+    pub(super) credit: Credit,
+    read_chunk: u32,
+    pub(super) counters: Counters,
+}
+
+/// Bytes of RDMA READ responses that may be under way: as many as the receive buffer holds.
+#[derive(Debug)]
+pub(super) struct Credit {
+    limit: u64,
+    used: u64,
+}
+
+impl Credit {
+    pub(super) fn fits(&self, bytes: u32) -> bool {
+        // A single chunk always does, or nothing would ever move.
+        self.used == 0 || self.used + u64::from(bytes) <= self.limit
+    }
+
+    pub(super) fn take(&mut self, bytes: u32) {
+        self.used += u64::from(bytes);
+    }
+
+    pub(super) fn give(&mut self, bytes: u32) {
+        self.used = self.used.saturating_sub(u64::from(bytes));
+    }
+
+    pub(super) const fn used(&self) -> u64 {
+        self.used
+    }
+}
+
+impl Shared {
+    pub(super) fn new(key_seed: u8, read_credit: u64, read_chunk: u32) -> Self {
+        Self {
+            keys: Keys::new(key_seed),
+            cqs: Vec::new(),
+            srqs: Vec::new(),
+            credit: Credit { limit: read_credit, used: 0 },
+            read_chunk: u32::try_from(read_credit).unwrap_or(u32::MAX).min(read_chunk),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Packets of one RDMA READ request.
+    pub(super) fn chunk_packets(&self, mtu: u32) -> u32 {
+        (self.read_chunk / mtu).clamp(1, MAX_CHUNK_PACKETS)
+    }
+
+    /// Whether any RDMA READ request has credit.
+    pub(super) fn has_credit(&self) -> bool {
+        self.credit.fits(self.read_chunk)
+    }
+
+    pub(super) fn create_cq(&mut self, depth: usize) -> CqId {
+        CqId(insert(&mut self.cqs, VecDeque::with_capacity(depth)))
+    }
+
+    pub(super) fn destroy_cq(&mut self, cq: CqId) {
+        if let Some(slot) = self.cqs.get_mut(cq.0) {
+            *slot = None;
+        }
+    }
+
+    pub(super) fn cq(&mut self, cq: CqId) -> Option<&mut VecDeque<Completion>> {
+        self.cqs.get_mut(cq.0)?.as_mut()
+    }
+
+    pub(super) fn create_srq(&mut self, depth: usize) -> SrqId {
+        SrqId(insert(&mut self.srqs, RecvQueue::new(depth)))
+    }
+
+    pub(super) fn destroy_srq(&mut self, srq: SrqId) {
+        if let Some(slot) = self.srqs.get_mut(srq.0) {
+            *slot = None;
+        }
+    }
+
+    pub(super) fn srq(&mut self, srq: usize) -> Option<&mut RecvQueue> {
+        self.srqs.get_mut(srq)?.as_mut()
+    }
+
+    pub(super) fn complete(&mut self, cq: usize, completion: Completion) {
+        if let Some(Some(cq)) = self.cqs.get_mut(cq) {
+            cq.push_back(completion);
+        }
+    }
+}
+
+/// Puts a value into the first free slot.
+fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> usize {
+    if let Some((index, slot)) = slots.iter_mut().enumerate().find(|(_, slot)| slot.is_none()) {
+        *slot = Some(value);
+        return index;
+    }
+    slots.push(Some(value));
+    slots.len() - 1
+}

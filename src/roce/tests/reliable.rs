@@ -1,0 +1,404 @@
+//! What a reliable connection promises, without and with a network that loses, doubles, reorders and breaks packets.
+use super::net::{Buf, Faults, Net, OPEN};
+use crate::roce::*;
+use core::time::Duration;
+
+/// Bytes on both sides of each packet boundary.
+fn lengths(mtu: u32) -> [u32; 8] {
+    [0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu, 40 * mtu + 5]
+}
+
+#[test]
+fn send_arrives() {
+    for mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
+        let (mut net, a, b) = Net::pair(1, |conn| conn.mtu = mtu);
+        for len in lengths(mtu.bytes()) {
+            let (from, to) = (net.buffer(0, len, OPEN), net.buffer(1, len + 7, OPEN));
+            net.fill(0, from, u64::from(len));
+            net.recv(1, b, 2, &[to.sge()]);
+            net.send(0, a, 1, SendOp::Send, &[from.sge()]);
+            net.run();
+            let sent = net.done(0).expect("send completion");
+            assert_eq!((sent.tag, sent.status, sent.qpn), (1, Status::Success, a));
+            let got = net.done(1).expect("receive completion");
+            assert_eq!((got.tag, got.status, got.byte_len, got.qpn), (2, Status::Success, len, b));
+            assert_eq!(net.bytes(0, from)[..], net.bytes(1, to)[..len as usize]);
+        }
+        assert!(net.done(0).is_none() && net.done(1).is_none());
+        assert_eq!(net.nodes[0].engine.counters().retransmitted, 0);
+    }
+}
+
+#[test]
+fn rdma_write_and_read() {
+    for mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
+        let (mut net, a, _) = Net::pair(2, |conn| conn.mtu = mtu);
+        for len in lengths(mtu.bytes()) {
+            let (near, far, back) = (net.buffer(0, len, OPEN), net.buffer(1, len, OPEN), net.buffer(0, len, OPEN));
+            net.fill(0, near, 9);
+            net.send(0, a, 1, SendOp::RdmaWrite(far.remote()), &[near.sge()]);
+            net.send(0, a, 2, SendOp::RdmaRead(far.remote()), &[back.sge()]);
+            net.run();
+            for tag in [1, 2] {
+                let done = net.done(0).expect("completion");
+                assert_eq!((done.tag, done.status), (tag, Status::Success));
+                if tag == 2 {
+                    assert_eq!(done.byte_len, len);
+                }
+            }
+            assert_eq!(net.bytes(1, far), net.bytes(0, near));
+            assert_eq!(net.bytes(0, back), net.bytes(0, near));
+        }
+        assert!(net.done(1).is_none(), "one-sided operations are silent at the other end");
+        assert_eq!(net.nodes[0].engine.read_credit_used(), 0);
+        assert_eq!(net.nodes[0].engine.counters().retransmitted, 0);
+        assert_eq!(net.nodes[1].engine.counters().duplicates, 0);
+    }
+}
+
+#[test]
+fn immediate_data_and_invalidation_come_with_the_completion() {
+    let (mut net, a, b) = Net::pair(3, |_| ());
+    let (near, far, sink) = (net.buffer(0, 3000, OPEN), net.buffer(1, 3000, OPEN), net.buffer(1, 3000, OPEN));
+    for tag in 0..4 {
+        net.recv(1, b, tag, &[sink.sge()]);
+    }
+    net.send(0, a, 0, SendOp::SendImm(0xdead_beef), &[near.sge()]);
+    net.send(0, a, 1, SendOp::RdmaWriteImm(far.remote(), 77), &[near.sge()]);
+    let short = Sge { len: 10, ..near.sge() };
+    net.send(0, a, 2, SendOp::RdmaWriteImm(far.remote(), 78), &[short]);
+    net.send(0, a, 3, SendOp::SendInv(far.rkey), &[short]);
+    net.run();
+    let mut done = |_| net.done(1).expect("receive completion");
+    let got: Vec<Completion> = (0..4).map(&mut done).collect();
+    assert!(got.iter().all(|c| c.status == Status::Success));
+    assert_eq!((got[0].imm, got[0].byte_len), (Some(0xdead_beef), 3000));
+    assert_eq!((got[1].imm, got[1].byte_len), (Some(77), 3000));
+    assert_eq!((got[2].imm, got[2].byte_len), (Some(78), 10));
+    assert_eq!((got[3].invalidated, got[3].byte_len), (Some(far.rkey), 10));
+    // The key is gone: the peer refuses it.
+    net.nodes[0].done.clear();
+    net.send(0, a, 4, SendOp::RdmaWrite(far.remote()), &[short]);
+    net.run();
+    assert_eq!(net.done(0).expect("completion").status, Status::RemAccessErr);
+    assert_eq!(net.nodes[0].engine.qp_state(a), Some(QpState::Err));
+    assert_eq!(net.nodes[1].engine.qp_state(b), Some(QpState::Err));
+}
+
+#[test]
+fn elements_are_gathered_and_scattered() {
+    let (mut net, a, b) = Net::pair(4, |conn| conn.mtu = Mtu::B256);
+    let (from, to) = (net.buffer(0, 1000, OPEN), net.buffer(1, 1000, OPEN));
+    net.fill(0, from, 1);
+    let cut = |buf: Buf, parts: &[u32]| -> Vec<Sge> {
+        let mut va = buf.va;
+        let part = |&len: &u32| {
+            let sge = Sge { va, len, lkey: buf.lkey };
+            va += u64::from(len);
+            sge
+        };
+        parts.iter().map(part).collect()
+    };
+    net.recv(1, b, 1, &cut(to, &[300, 0, 1, 500, 199]));
+    net.send(0, a, 1, SendOp::Send, &cut(from, &[1, 254, 2, 0, 743]));
+    net.run();
+    assert_eq!(net.done(1).map(|c| c.status), Some(Status::Success));
+    assert_eq!(net.bytes(0, from), net.bytes(1, to));
+    let back = net.buffer(0, 1000, OPEN);
+    net.send(0, a, 2, SendOp::RdmaRead(to.remote()), &cut(back, &[7, 600, 393]));
+    net.run();
+    assert_eq!(net.bytes(0, from), net.bytes(0, back));
+}
+
+#[test]
+fn only_signaled_successes_are_reported() {
+    let (mut net, a, b) = Net::pair(5, |_| ());
+    let (from, to) = (net.buffer(0, 100, OPEN), net.buffer(1, 100, OPEN));
+    for tag in 0..3 {
+        net.recv(1, b, tag, &[to.sge()]);
+        let wr = SendWr { tag, op: SendOp::Send, sges: &[from.sge()], signaled: tag == 2, solicited: tag == 1 };
+        net.nodes[0].engine.post_send(a, &wr).expect("room");
+    }
+    net.run();
+    assert_eq!(net.done(0).map(|c| c.tag), Some(2));
+    assert!(net.done(0).is_none());
+    assert_eq!((0..3).map(|_| net.done(1).expect("received").solicited).collect::<Vec<_>>(), [false, true, false]);
+}
+
+#[test]
+fn too_long_a_message_fails_both_ends() {
+    let (mut net, a, b) = Net::pair(6, |_| ());
+    let (from, to) = (net.buffer(0, 101, OPEN), net.buffer(1, 100, OPEN));
+    net.recv(1, b, 7, &[to.sge()]);
+    net.recv(1, b, 8, &[to.sge()]);
+    net.send(0, a, 1, SendOp::Send, &[from.sge()]);
+    net.send(0, a, 2, SendOp::Send, &[from.sge()]);
+    net.run();
+    let statuses =
+        |net: &mut Net, node: usize| net.nodes[node].done.drain(..).map(|c| (c.tag, c.status)).collect::<Vec<_>>();
+    assert_eq!(statuses(&mut net, 1), [(7, Status::LocLenErr), (8, Status::WrFlushErr)]);
+    assert_eq!(statuses(&mut net, 0), [(1, Status::RemInvReqErr), (2, Status::WrFlushErr)]);
+}
+
+#[test]
+fn keys_are_checked_at_both_ends() {
+    for (case, expected) in [
+        ("bounds", Status::RemAccessErr),
+        ("stale", Status::RemAccessErr),
+        ("access", Status::RemAccessErr),
+        ("qp", Status::RemInvReqErr),
+        ("local", Status::LocProtErr),
+        ("sink", Status::LocProtErr),
+    ] {
+        let (mut net, a, _) = Net::pair(7, |conn| conn.remote_write = case != "qp");
+        let near = net.buffer(0, 5000, OPEN);
+        let far =
+            net.buffer(1, 5000, if case == "access" { Access::LOCAL_WRITE.union(Access::REMOTE_READ) } else { OPEN });
+        let read_only = net.buffer(0, 5000, Access::LOCAL_READ);
+        let mut to = far.remote();
+        let mut sge = near.sge();
+        match case {
+            "bounds" => to.va += 1,
+            "stale" => to.rkey = Rkey(to.rkey.0 ^ 1),
+            "local" => sge.lkey = Lkey(sge.lkey.0 ^ 1),
+            _ => {}
+        }
+        if case == "sink" {
+            net.send(0, a, 1, SendOp::RdmaRead(to), &[read_only.sge()]);
+        } else {
+            net.fill(0, near, 5);
+            net.send(0, a, 1, SendOp::RdmaWrite(to), &[sge]);
+        }
+        net.run();
+        assert_eq!(net.done(0).map(|c| c.status), Some(expected), "{case}");
+        assert_eq!(net.nodes[0].engine.read_credit_used(), 0);
+        assert!(net.bytes(1, far).iter().all(|byte| *byte == 0), "{case}: nothing was written");
+    }
+}
+
+#[test]
+fn a_peer_without_a_receive_is_waited_for() {
+    let (mut net, a, b) = Net::pair(8, |conn| {
+        (conn.rnr_retry_count, conn.min_rnr_timer) = (7, 14);
+    });
+    let (from, to) = (net.buffer(0, 3000, OPEN), net.buffer(1, 3000, OPEN));
+    net.fill(0, from, 3);
+    net.send(0, a, 1, SendOp::Send, &[from.sge()]);
+    net.send(0, a, 2, SendOp::RdmaWrite(to.remote()), &[from.sge()]);
+    net.run_until(net.now + Duration::from_secs(20));
+    assert!(net.done(0).is_none());
+    assert!(net.nodes[0].engine.counters().rnr_naks_received > 1000);
+    net.recv(1, b, 2, &[to.sge()]);
+    net.run();
+    assert_eq!(net.done(1).map(|c| c.status), Some(Status::Success));
+    assert_eq!(net.done(0).map(|c| c.tag), Some(1));
+    assert_eq!(net.done(0).map(|c| c.tag), Some(2));
+    assert_eq!(net.bytes(0, from), net.bytes(1, to));
+}
+
+#[test]
+fn the_rnr_budget_holds_on_both_sides() {
+    for (posted_after, expected) in [(2, Status::Success), (3, Status::RnrRetryExcErr)] {
+        let (mut net, a, b) = Net::pair(9, |conn| {
+            (conn.rnr_retry_count, conn.min_rnr_timer) = (2, 26);
+        });
+        let (from, to) = (net.buffer(0, 10, OPEN), net.buffer(1, 10, OPEN));
+        net.send(0, a, 1, SendOp::Send, &[from.sge()]);
+        // Each wait is 81.92 ms; the first attempt and two retries find no receive, or the last one does.
+        let at = net.now + rnr_time(26) * posted_after - Duration::from_millis(40);
+        net.run_until(at);
+        if net.nodes[1].engine.post_recv(b, &RecvWr { tag: 1, sges: &[to.sge()] }).is_ok() {
+            net.run();
+        }
+        assert_eq!(net.done(0).map(|c| c.status), Some(expected));
+    }
+}
+
+#[test]
+fn a_dead_peer_ends_the_queue_pair_within_the_budget() {
+    let (mut net, a, b) = Net::pair(10, |conn| {
+        (conn.ack_timeout, conn.retry_count) = (14, 3);
+    });
+    let (from, to) = (net.buffer(0, 100, OPEN), net.buffer(1, 100, OPEN));
+    net.blackhole = true;
+    let start = net.now;
+    let budget = Duration::from_nanos(4096 << 14) * 2 * 4;
+    for tag in 0..3 {
+        net.send(0, a, tag, SendOp::RdmaRead(to.remote()), &[from.sge()]);
+    }
+    net.run_until(start + budget - Duration::from_millis(1));
+    assert!(net.done(0).is_none());
+    net.run_until(start + budget + Duration::from_millis(1));
+    let statuses: Vec<_> = net.nodes[0].done.drain(..).map(|c| c.status).collect();
+    assert_eq!(statuses, [Status::RetryExcErr, Status::WrFlushErr, Status::WrFlushErr]);
+    assert_eq!(net.nodes[0].engine.poll_event(), Some(QpEvent::Failed(a)));
+    assert_eq!(net.nodes[0].engine.read_credit_used(), 0);
+    assert_eq!(net.nodes[1].engine.qp_state(b), Some(QpState::Rts));
+}
+
+#[test]
+fn a_blackhole_that_ends_heals() {
+    let (mut net, a, b) = Net::pair(11, |_| ());
+    let (from, to) = (net.buffer(0, 1 << 20, OPEN), net.buffer(1, 1 << 20, OPEN));
+    net.fill(0, from, 3);
+    net.recv(1, b, 3, &[to.sge()]);
+    net.send(0, a, 1, SendOp::RdmaWrite(to.remote()), &[from.sge()]);
+    net.send(0, a, 2, SendOp::RdmaRead(to.remote()), &[from.sge()]);
+    net.send(0, a, 3, SendOp::Send, &[from.sge()]);
+    net.run_until(net.now + Duration::from_micros(50));
+    net.blackhole = true;
+    net.run_until(net.now + Duration::from_secs(5));
+    net.blackhole = false;
+    net.run();
+    assert_eq!(net.nodes[0].done.drain(..).map(|c| c.status).collect::<Vec<_>>(), [Status::Success; 3]);
+    assert_eq!(net.bytes(0, from), net.bytes(1, to));
+}
+
+#[test]
+fn outstanding_reads_keep_to_the_depth_and_to_the_credit() {
+    let (mut net, a, _) = Net::pair(12, |conn| conn.initiator_depth = 2);
+    net.delay = Duration::from_millis(1);
+    let (near, far) = (net.buffer(0, 1 << 18, OPEN), net.buffer(1, 1 << 18, OPEN));
+    net.fill(1, far, 8);
+    for tag in 0..4 {
+        net.send(0, a, tag, SendOp::RdmaRead(far.remote()), &[near.sge()]);
+    }
+    let mut most = 0;
+    while net.nodes[0].done.len() < 4 {
+        net.run_until(net.now + Duration::from_micros(100));
+        most = most.max(net.nodes[0].engine.read_credit_used());
+    }
+    assert_eq!(most, 2 << 16, "two requests of 64 KiB");
+    assert_eq!(net.nodes[0].engine.read_credit_used(), 0);
+    assert_eq!(net.bytes(0, near), net.bytes(1, far));
+    assert_eq!(net.nodes[0].engine.counters().retransmitted, 0);
+}
+
+#[test]
+fn destroyed_queue_pairs_leave_nothing_and_their_numbers_do_not_come_back_soon() {
+    let (mut net, a, _) = Net::pair(13, |_| ());
+    net.delay = Duration::from_millis(1);
+    let (near, far) = (net.buffer(0, 1 << 18, OPEN), net.buffer(1, 1 << 18, OPEN));
+    net.send(0, a, 1, SendOp::RdmaRead(far.remote()), &[near.sge()]);
+    net.run_until(net.now + Duration::from_micros(1500));
+    assert!(net.nodes[0].engine.read_credit_used() > 0);
+    net.nodes[0].engine.destroy_qp(a);
+    assert_eq!(net.nodes[0].engine.read_credit_used(), 0);
+    let before = net.nodes[0].arena.written;
+    net.run();
+    assert_eq!(net.nodes[0].arena.written, before, "late responses are not placed");
+    assert!(net.done(0).is_none());
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..5000 {
+        let qpn = net.create_qp(0);
+        assert!(seen.insert(qpn), "{qpn}");
+        assert!(qpn.get() > 1 && qpn.get() < 0xff_ffff);
+        net.nodes[0].engine.destroy_qp(qpn);
+    }
+}
+
+/// A run of everything at once. Every work request completes once, in order, and memory is right.
+fn storm(seed: u64, faults: Faults, mtu: Mtu) -> Net {
+    let (mut net, a, b) = Net::pair(seed, |conn| {
+        conn.mtu = mtu;
+        conn.min_rnr_timer = 4;
+        conn.tos = 2;
+    });
+    net.faults = faults;
+    let mut expected = [Vec::new(), Vec::new()];
+    let mut checks = Vec::new();
+    let mut late_receives: Vec<(usize, Qpn, u64, Buf)> = Vec::new();
+    for tag in 0..60_u64 {
+        let side = (net.rng.below(2)) as usize;
+        let (qpn, other, other_qpn) = if side == 0 { (a, 1, b) } else { (b, 0, a) };
+        let len = match net.rng.below(4) {
+            0 => net.rng.below(64) as u32,
+            1 => mtu.bytes() + net.rng.below(3) as u32,
+            2 => net.rng.below(20_000) as u32,
+            _ => net.rng.below(300_000) as u32,
+        };
+        let (near, far) = (net.buffer(side, len, OPEN), net.buffer(other, len, OPEN));
+        let (source, sink) = match net.rng.below(3) {
+            0 => {
+                net.fill(side, near, tag);
+                // Some receives are posted late, so that their messages meet "receiver not ready".
+                let behind = late_receives.iter().any(|(node, ..)| *node == other);
+                if behind || net.rng.below(4) == 0 {
+                    late_receives.push((other, other_qpn, 1000 + tag, far));
+                } else {
+                    net.recv(other, other_qpn, 1000 + tag, &[far.sge()]);
+                }
+                expected[other].push(1000 + tag);
+                net.send(side, qpn, tag, SendOp::Send, &[near.sge()]);
+                ((side, near), (other, far))
+            }
+            1 => {
+                net.fill(side, near, tag);
+                net.send(side, qpn, tag, SendOp::RdmaWrite(far.remote()), &[near.sge()]);
+                ((side, near), (other, far))
+            }
+            _ => {
+                net.fill(other, far, tag);
+                net.send(side, qpn, tag, SendOp::RdmaRead(far.remote()), &[near.sge()]);
+                ((other, far), (side, near))
+            }
+        };
+        expected[side].push(tag);
+        checks.push((source, sink));
+        if net.rng.below(3) == 0 {
+            net.run_until(net.now + Duration::from_micros(100));
+        }
+    }
+    net.run_until(net.now + Duration::from_millis(1));
+    for (node, qpn, tag, buf) in late_receives {
+        net.recv(node, qpn, tag, &[buf.sge()]);
+    }
+    net.run_until(net.now + Duration::from_secs(120));
+    for (node, expected) in expected.iter().enumerate() {
+        let done: Vec<_> = net.nodes[node].done.iter().copied().collect();
+        assert!(done.iter().all(|c| c.status == Status::Success), "seed {seed}: {done:?}");
+        for receives in [false, true] {
+            let of =
+                |tags: &mut dyn Iterator<Item = u64>| tags.filter(|t| (*t >= 1000) == receives).collect::<Vec<_>>();
+            let got = of(&mut done.iter().map(|c| c.tag));
+            assert_eq!(got, of(&mut expected.iter().copied()), "seed {seed}");
+        }
+        assert_eq!(net.nodes[node].engine.read_credit_used(), 0, "seed {seed}");
+    }
+    for ((from, source), (to, sink)) in checks {
+        assert!(net.bytes(from, source) == net.bytes(to, sink), "seed {seed}: {source:?} {sink:?}");
+    }
+    net
+}
+
+#[test]
+fn everything_completes_once_over_any_network() {
+    let runs: u64 = std::env::var("FARSIDE_SIM_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    let mut total = Counters::default();
+    let first: u64 = std::env::var("FARSIDE_SIM_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for seed in first..first + runs {
+        let level = seed % 5;
+        let faults = Faults {
+            loss: [0, 10, 100, 500, 1000][level as usize],
+            duplicate: (seed / 5 % 3) * 100,
+            reorder: (seed / 15 % 3) * 250,
+            corrupt: (seed % 2) * 50,
+            mark: (seed / 2 % 2) * 300,
+        };
+        let mtu = [Mtu::B256, Mtu::B1024, Mtu::B4096][(seed % 3) as usize];
+        let net = storm(seed, faults, mtu);
+        for node in &net.nodes {
+            let counters = node.engine.counters();
+            total.duplicates += counters.duplicates;
+            total.retransmitted += counters.retransmitted;
+            total.timeouts += counters.timeouts;
+            total.read_gaps += counters.read_gaps;
+            total.sequence_naks_sent += counters.sequence_naks_sent;
+            total.rnr_naks_sent += counters.rnr_naks_sent;
+            total.cnps_received += counters.cnps_received;
+        }
+    }
+    println!("{runs} runs: {total:?}");
+    assert!(total.duplicates > 0 && total.retransmitted > 0 && total.timeouts > 0 && total.read_gaps > 0);
+    assert!(total.sequence_naks_sent > 0 && total.rnr_naks_sent > 0 && total.cnps_received > 0);
+}

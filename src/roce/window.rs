@@ -1,0 +1,245 @@
+//! How much a requester has under way, and how long it waits.
+use core::time::Duration;
+
+use super::Psn;
+use super::verbs::Connection;
+
+/// SEND and RDMA WRITE packets that may be under way: additive increase, multiplicative decrease, as receivers in software
+/// have a bounded buffer and no way to say how large it is.
+#[derive(Debug)]
+pub(super) struct Window {
+    packets: u32,
+    /// Below this the window doubles each round trip, above it grows by one.
+    threshold: u32,
+    acked: u32,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { packets: INITIAL, threshold: INITIAL, acked: 0 }
+    }
+}
+
+impl Window {
+    pub(super) const fn packets(&self) -> u32 {
+        self.packets
+    }
+
+    pub(super) fn acked(&mut self, packets: u32) {
+        if self.packets < self.threshold {
+            self.packets = (self.packets + packets).min(self.threshold);
+            return;
+        }
+        self.acked += packets;
+        if self.acked >= self.packets {
+            self.acked = 0;
+            self.packets = (self.packets + 1).min(MAX);
+        }
+    }
+
+    /// The peer says that something was lost.
+    pub(super) fn lost(&mut self) {
+        self.packets = (self.packets / 2).max(MIN);
+        self.threshold = self.packets;
+        self.acked = 0;
+    }
+
+    /// The peer says nothing.
+    pub(super) fn silent(&mut self) {
+        self.threshold = (self.packets / 2).max(MIN);
+        self.packets = AFTER_SILENCE;
+        self.acked = 0;
+    }
+}
+
+/// When to retransmit, and when to give up.
+///
+/// The connection's ACK timeout T bounds both: nothing is retransmitted later than T after the last sign of life, and the
+/// queue pair fails when `retry_count + 1` times 2T passed without one (IBTA 9.7.6.1.3 lets a timeout last from T to
+/// 4T). In between, retransmissions come as early as the measured round-trip time allows, since a receiver may be sent a
+/// duplicate at any time.
+#[derive(Debug, Default)]
+pub(super) struct RetryTimer {
+    /// The ACK timeout; none means never to give up.
+    timeout: Option<Duration>,
+    give_up_after: Duration,
+    srtt: Option<Duration>,
+    variance: Duration,
+    /// A packet whose answer is timed.
+    timed: Option<(Psn, Duration)>,
+    progress_at: Duration,
+    retry_at: Option<Duration>,
+    backoff: u32,
+}
+
+/// What a timer that went off asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Expiry {
+    /// Send again.
+    Retry,
+    /// The peer is gone.
+    GiveUp,
+}
+
+impl RetryTimer {
+    pub(super) fn new(conn: &Connection) -> Self {
+        let timeout = conn.ack_timeout();
+        let retries = u32::from(conn.retry_count.min(7)) + 1;
+        let give_up_after = timeout.map_or(Duration::MAX, |t| t * 2 * retries);
+        Self { timeout, give_up_after, ..Self::default() }
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Duration> {
+        self.retry_at
+    }
+
+    /// Something was sent.
+    pub(super) fn arm(&mut self, now: Duration) {
+        if self.retry_at.is_none() {
+            self.progress_at = now;
+            self.retry_at = Some(now + self.wait());
+        }
+    }
+
+    /// The peer gave a sign of life; `waiting` says whether more is due.
+    pub(super) fn progress(&mut self, now: Duration, waiting: bool) {
+        self.progress_at = now;
+        self.backoff = 0;
+        self.retry_at = waiting.then(|| now + self.wait());
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.retry_at = None;
+        self.timed = None;
+    }
+
+    pub(super) fn expired(&mut self, now: Duration) -> Option<Expiry> {
+        if self.retry_at.is_none_or(|at| now < at) {
+            return None;
+        }
+        if now.saturating_sub(self.progress_at) >= self.give_up_after {
+            self.retry_at = None;
+            return Some(Expiry::GiveUp);
+        }
+        self.timed = None;
+        self.backoff = (self.backoff + 1).min(16);
+        // The last wait ends when it is time to give up, not later.
+        let last = self.progress_at.checked_add(self.give_up_after).unwrap_or(Duration::MAX);
+        self.retry_at = Some((now + self.wait()).min(last.max(now)));
+        Some(Expiry::Retry)
+    }
+
+    /// Times the answer to a packet, if none is timed yet.
+    pub(super) fn sample(&mut self, psn: Psn, now: Duration) {
+        self.timed.get_or_insert((psn, now));
+    }
+
+    /// Everything before `una` was answered.
+    pub(super) fn answered(&mut self, una: Psn, now: Duration) {
+        let Some((_, sent)) = self.timed.take_if(|(psn, _)| psn.precedes(una)) else {
+            return;
+        };
+        let rtt = now.saturating_sub(sent);
+        // RFC 6298, section 2.
+        if let Some(srtt) = self.srtt {
+            self.variance = (self.variance * 3 + srtt.abs_diff(rtt)) / 4;
+            self.srtt = Some((srtt * 7 + rtt) / 8);
+        } else {
+            self.srtt = Some(rtt);
+            self.variance = rtt / 2;
+        }
+    }
+
+    /// The packet that is timed was sent again: its answer says nothing about time.
+    pub(super) fn forget_sample(&mut self) {
+        self.timed = None;
+    }
+
+    /// How long one loss takes to be repaired, so that it is not answered twice.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.srtt.map_or(MIN_ROUND_TRIP, |srtt| (srtt + srtt / 2).clamp(MIN_ROUND_TRIP, MIN_WAIT))
+    }
+
+    fn wait(&self) -> Duration {
+        let most = self.timeout.unwrap_or(DEFAULT_WAIT).max(MIN_WAIT);
+        let base = self.srtt.map_or(FIRST_WAIT, |srtt| srtt + self.variance * 4);
+        base.clamp(MIN_WAIT, most).saturating_mul(1 << self.backoff).min(most)
+    }
+}
+
+const INITIAL: u32 = 64;
+const MAX: u32 = 128;
+const MIN: u32 = 8;
+const AFTER_SILENCE: u32 = 4;
+/// The first retransmission after silence comes no earlier.
+const MIN_WAIT: Duration = Duration::from_millis(8);
+/// Before a round trip was measured.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// Without an ACK timeout.
+const DEFAULT_WAIT: Duration = Duration::from_millis(500);
+const MIN_ROUND_TRIP: Duration = Duration::from_micros(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roce::verbs::tests_support::connection;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn gives_up_within_the_retry_budget_and_not_before() {
+        let mut conn = connection();
+        (conn.ack_timeout, conn.retry_count) = (14, 2); // 67.1 ms
+        let budget = conn.ack_timeout().expect("finite") * 6;
+        let mut timer = RetryTimer::new(&conn);
+        timer.arm(MS);
+        let mut now;
+        let mut retries = 0;
+        loop {
+            now = timer.deadline().expect("armed");
+            match timer.expired(now).expect("due") {
+                Expiry::Retry => retries += 1,
+                Expiry::GiveUp => break,
+            }
+        }
+        assert_eq!(now, MS + budget);
+        assert!(retries >= 3, "{retries}");
+        assert_eq!(timer.deadline(), None);
+    }
+
+    #[test]
+    fn waits_as_long_as_the_round_trip_asks() {
+        let mut timer = RetryTimer::new(&connection());
+        timer.sample(Psn::new(1), Duration::ZERO);
+        timer.answered(Psn::new(1), 40 * MS);
+        assert_eq!(timer.wait(), FIRST_WAIT, "psn 1 itself is not answered");
+        timer.answered(Psn::new(2), 40 * MS);
+        assert_eq!(timer.wait(), 120 * MS);
+        for _ in 0..50 {
+            timer.sample(Psn::new(1), Duration::ZERO);
+            timer.answered(Psn::new(2), MS);
+        }
+        assert_eq!(timer.wait(), MIN_WAIT);
+    }
+
+    #[test]
+    fn the_window_halves_and_grows() {
+        let mut window = Window::default();
+        window.lost();
+        assert_eq!(window.packets(), 32);
+        window.acked(31);
+        assert_eq!(window.packets(), 32);
+        window.acked(1);
+        assert_eq!(window.packets(), 33);
+        window.silent();
+        assert_eq!(window.packets(), 4);
+        for _ in 0..10_000 {
+            window.acked(64);
+        }
+        assert_eq!(window.packets(), 128);
+        for _ in 0..10 {
+            window.lost();
+        }
+        assert_eq!(window.packets(), 8);
+    }
+}
