@@ -4,7 +4,10 @@ Each was seen with the kernel's own target in the same scenario, unless it says 
 print is in `machine/dmesg.py`.
 """
 
-RESET = ((r"nvme nvme\d+: resetting controller", "the case asks for a reset"),)
+RESET = (
+    (r"nvme nvme\d+: resetting controller", "the case asks for a reset"),
+    (r"block nvme\S+: no usable path - requeuing I/O", "multipath holds what udev reads until the reset is done"),
+)
 
 REFUSED = (
     (r"nvmet: connect request for invalid subsystem", "the kernel's target refuses, as it should"),
@@ -13,4 +16,22 @@ REFUSED = (
     (r"nvme nvme\d+: Connect rejected: status 8 \(invalid service ID\)", "nobody listens on that port"),
     (r"nvme nvme\d+: Connect for subsystem \S+ is not allowed, hostnqn:", "the host is not on the list"),
     (r"nvme nvme\d+: failed to connect queue: 0 ret=", "the host reports the refusal that the case asks for"),
+)
+
+RECONNECT = (
+    *RESET,
+    (r"nvme nvme\d+: starting error recovery", "the case takes the target away"),
+    (r"nvme nvme\d+: (Reconnecting in|Failed reconnect attempt)", "the case takes the target away"),
+    (r"nvme nvme\d+: (RECV|SEND|MEMREG|REG_MR|LOCAL_INV|INV_RKEY)\b.* failed with status", "work that the lost connection flushed"),
+    (r"nvme nvme\d+: rdma (connection|resolution).* failed", "the case takes the target away"),
+    (r"nvme nvme\d+: Connect rejected: status (8|28|10)", "the case takes the target away"),
+    (r"nvme nvme\d+: (failed to connect queue|Connect command failed)", "the case takes the target away"),
+    (r"nvme nvme\d+: failed (nvme_)?keep[- ]alive|keep-alive (time|failed)", "the case takes the target away"),
+    (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
+    (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
+    (r"I/O error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
+    (r"nvme nvme\d+: queue \d+: timeout", "a command that the target did not answer before it went"),
+    (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "a command that the lost connection aborted; multipath sends it again"),
+    (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),
+    (r"nvmet_rdma: ", "the kernel's target noticed"),
 )

@@ -33,15 +33,18 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(list="full", providers=EVERYWHERE, timeout=60, guests=1, allow=(), append=()):
-    """Registers a function as a case. `list` is the shortest list that it is in."""
+def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), append=(), name=None):
+    """Registers a function as a case. `list` is the shortest list that it is in; `name` stands for the function's own
+    where one function makes several cases."""
 
     def register(function):
         topic = function.__module__.removeprefix("cases.cases_")
-        name = function.__name__
-        if name in CASES:
-            raise ValueError(f"two cases are called {name}")
-        CASES[name] = Case(name, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append))
+        called = name or function.__name__
+        if called in CASES:
+            raise ValueError(f"two cases are called {called}")
+        CASES[called] = Case(
+            called, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append)
+        )
         return function
 
     return register

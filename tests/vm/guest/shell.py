@@ -33,6 +33,10 @@ def run(*argv, check=True, timeout=60.0, stdin=None, netns=None) -> subprocess.C
 
 
 def equal(what: str, got, want) -> None:
+    if isinstance(got, bytes) and isinstance(want, bytes) and got != want:
+        at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
+        some = f"{got[at : at + 8].hex()}, expected {want[at : at + 8].hex()}"
+        raise Failed(f"{what}: {len(got)} bytes of {len(want)}, the first difference at {at}: {some}")
     if got != want:
         raise Failed(f"{what}: {got!r}, expected {want!r}")
 

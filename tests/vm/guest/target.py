@@ -11,6 +11,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import NAMESPACE_DNS, uuid5
 
 from guest import network, nvmet
 from guest.shell import Failed, equal, eventually
@@ -54,12 +55,17 @@ class Options:
 
 
 class NvmetTarget:
-    """The kernel's target. There is no process, so what needs one skips it."""
+    """The kernel's target. There is no process: `kill` takes ports and subsystems away from under the host."""
 
     def __init__(self, subsystems, addresses, port=4420):
         self.subsystems, self.addresses, self.port = subsystems, addresses, port
         self.address = addresses[0]
         self.running = False
+        for subsystem in subsystems:  # it would draw new ones at each start
+            subsystem.serial = subsystem.serial or uuid5(NAMESPACE_DNS, subsystem.nqn).hex[:20]
+            for namespace in subsystem.namespaces:
+                name = f"{subsystem.nqn}/{namespace.nsid}"
+                namespace.uuid = namespace.uuid or str(uuid5(NAMESPACE_DNS, name))
 
     def start(self) -> None:
         self.running = True
@@ -69,6 +75,14 @@ class NvmetTarget:
         if self.running:
             self.running = False
             nvmet.stop()
+
+    def kill(self) -> None:
+        self.stop()
+
+    def terminate(self, timeout=10.0) -> float:
+        begun = time.monotonic()
+        self.stop()
+        return time.monotonic() - begun
 
     def faults(self) -> list[str]:
         return []

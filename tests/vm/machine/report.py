@@ -33,8 +33,8 @@ class Report:
     def fail(self, kernel, provider, name, seconds, message: str, extra: list[str], logs: Path | None) -> None:
         """`logs` is the folder that the guest shared; it is kept whole."""
         self._line("FAIL", kernel, provider, name, seconds)
-        print(f"       {message}", flush=True)
-        self.failed.append(f"{kernel} {provider} {name}: {message.splitlines()[0] if message else ''}")
+        print(f"       {message[:600]}", flush=True)
+        self.failed.append(f"{kernel} {provider} {name}: {message[:200]}")
         kept = paths.FAILURES / f"{kernel}-{provider}-{name}"
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
@@ -42,7 +42,7 @@ class Report:
         if logs is not None and logs.exists():
             shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
         for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
-            print(f"       | {line}", flush=True)
+            print(f"       | {line[:200]}", flush=True)
         print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
 
     def close(self) -> int:

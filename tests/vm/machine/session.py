@@ -12,6 +12,8 @@ from machine.kernels import Kernel
 from machine.report import Report
 
 SCRATCH_SIZE = 8 * 2**30
+#: a case's own time limit is for an idle machine; a shared one may take several times that
+PATIENCE = 2
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Session:
         series = self.kernel.series
         begun = time.monotonic()
         try:
-            reply = guest.call("guest.agent:run_case", case.timeout, name=case.name, provider=provider)
+            reply = guest.call("guest.agent:run_case", case.timeout * PATIENCE, name=case.name, provider=provider)
         except GuestDied as death:
             trouble = dmesg.traces(guest.console.read_text(errors="replace"))
             message = f"{death}" + (f"; its kernel said: {trouble[0]}" if trouble else "")
@@ -79,7 +81,7 @@ class Session:
         bad = dmesg.judge(lines, case.allow)
         if reply["status"] == "failed":
             extra = reply.get("trace", "").splitlines()
-            extra += [f"dmesg: {line}" for line in bad] + [reply["message"]]
+            extra += [f"dmesg: {line}" for line in bad]
             self.report.fail(series, provider, case.name, reply["seconds"], reply["message"], extra, guest.shared)
         elif bad:
             message = f"the kernel's log has {len(bad)} lines that no entry of the allow-list names"

@@ -1,0 +1,59 @@
+# One prerequisite: a Rust toolchain (see RUST_MINIMUM). Everything else is installed here, as root or by sudo.
+
+RUST_MINIMUM := 1.88
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+
+# rdma-sys generates its bindings with libclang, and only version 14 works: Debian 12 has it, elsewhere a wheel does.
+LIBCLANG_VENV := .cache/libclang
+export LIBCLANG_PATH ?= $(shell sh tests/libclang.sh $(LIBCLANG_VENV))
+# Python leaves no compiled files in the source tree.
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help setup toolchain libraries build lint unit vm-setup vm-test vm-test-all test test-all demo clean
+
+help:
+	@echo "make demo      serve a file to a real Linux host in a virtual machine, and show what comes out"
+	@echo "make test      format, lints, unit tests, and stock kernels as hosts (the whole list on 6.12, a short one on 6.1 and 7)"
+	@echo "make test-all  the same, with every case on every kernel"
+	@echo "make build     the release binary, target/release/farside"
+	@echo "make setup     install what the above need"
+	@echo "make lint | make unit | make vm-test | make vm-test-all    parts of it"
+
+setup: libraries vm-setup
+
+toolchain:
+	@sh tests/toolchain.sh $(RUST_MINIMUM)
+
+# What the verbs provider is built with; packages that are there are left alone.
+libraries:
+	@sh tests/libclang.sh --install $(LIBCLANG_VENV) $(SUDO)
+
+build: toolchain libraries
+	cargo build --release --locked
+
+lint: toolchain libraries
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+unit: toolchain libraries
+	cargo test --workspace --locked
+
+vm-setup:
+	python3 tests/vm/setup
+
+vm-test: vm-setup build
+	python3 tests/vm/run
+
+vm-test-all: vm-setup build
+	python3 tests/vm/run --list all
+
+test: lint unit vm-test
+
+test-all: lint unit vm-test-all
+
+demo: vm-setup build
+	python3 tests/vm/demo
+
+clean:
+	cargo clean
+	rm -rf .cache

@@ -1,0 +1,128 @@
+"""Connect, reset and disconnect many times: quick each time, and everything that was taken is given back."""
+
+import json
+import time
+from pathlib import Path
+
+from cases.allow import RESET
+from cases.registry import case
+from guest.fio import MIB, fio
+from guest.shell import at_most, equal, eventually, sh, sha256
+from guest.target import NQN, Subsystem
+
+#: the limit is 3 s on an idle machine; ours is emulated and shared
+CYCLE_SECONDS = 6.0
+RSS_SLACK = 3 * MIB
+
+
+class Usage:
+    """What a target holds: descriptors, RDMA objects, memory. nvmet has no process: only the objects count there."""
+
+    def __init__(self, target):
+        self.pid = getattr(target, "process", None) and target.pid
+        self.objects = {}
+        kinds = ("qp", "cq", "mr", "pd", "cm_id") if self.pid else ("qp", "mr", "cm_id")  # the kernel pools its CQs
+        for kind in kinds:
+            entries = json.loads(sh("rdma", "-j", "resource", "show", kind) or "[]")
+            self.objects[kind] = sum(1 for e in entries if not self.pid or e.get("pid") == self.pid)
+        if self.pid:
+            self.descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+            self.threads = len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            self.rss = int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def back_to(self, target, slack=RSS_SLACK) -> None:
+        """Waits until the target holds what it held then."""
+
+        def same() -> bool:
+            now = Usage(target)
+            return now.objects == self.objects and (not self.pid or now.descriptors == self.descriptors)
+
+        try:
+            eventually("objects and descriptors are back", same, 20)
+        except AssertionError:
+            now = Usage(target)
+            equal("RDMA objects", now.objects, self.objects)
+            if self.pid:
+                equal("descriptors", now.descriptors, self.descriptors)
+        if self.pid:
+            now = Usage(target)
+            equal("threads", now.threads, self.threads)
+            at_most("bytes of RSS", now.rss, self.rss + slack)
+
+
+def _connects(lab, count: int) -> None:
+    namespace = lab.namespace(size=32 * MIB)
+    target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
+
+    def cycle(verify: bool) -> float:
+        begun = time.monotonic()
+        controller = lab.connect(target)
+        disk = controller.disk()
+        if verify:
+            fio("some", filename=disk, rw="randwrite", bs="16k", size=MIB, iodepth=8, verify="crc32c")
+        controller.disconnect()
+        return time.monotonic() - begun
+
+    for _ in range(3):
+        cycle(True)
+    time.sleep(1)
+    before = Usage(target)
+    times = sorted(cycle(n % 10 == 0) for n in range(count))
+    at_most("seconds of the median cycle", times[len(times) // 2], CYCLE_SECONDS)
+    before.back_to(target)
+
+
+def _resets(lab, count: int) -> None:
+    namespace = lab.namespace(size=32 * MIB)
+    target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
+    controller = lab.connect(target)
+    disk = controller.disk()
+    fio("fill", filename=disk, rw="write", bs="64k", size=8 * MIB, iodepth=8).moved_exactly(write=8 * MIB)
+    data = sha256(disk, length=8 * MIB, direct=True)
+    for _ in range(3):
+        controller.reset()
+    time.sleep(1)
+    before = Usage(target)
+    times = sorted(controller.reset() for _ in range(count))
+    at_most("seconds of the median reset", times[len(times) // 2], CYCLE_SECONDS)
+    equal("queues after the last reset", controller.attribute("queue_count"), "3")
+    before.back_to(target)
+    equal("checksum after the last reset", sha256(controller.disk(), length=8 * MIB, direct=True), data)
+
+
+@case(timeout=300)
+def twenty_connects_give_everything_back(lab):
+    _connects(lab, 20)
+
+
+@case(timeout=300, allow=RESET)
+def fifty_resets_give_everything_back(lab):
+    _resets(lab, 50)
+
+
+@case(list="all", timeout=1200)
+def two_hundred_connects_give_everything_back(lab):
+    _connects(lab, 200)
+
+
+@case(timeout=180)
+def eight_controllers_of_one_host_work_at_once(lab):
+    subsystems = [Subsystem(f"{NQN}disk{n}", [lab.namespace(size=16 * MIB)]) for n in range(8)]
+    target = lab.serve(*subsystems)
+    before = Usage(target)
+    controllers = [lab.connect(target, n, io_queues=2, nr_write_queues=2) for n in range(8)]
+    disks = [c.disk() for c in controllers]
+    equal("disks", len(set(disks)), 8)
+    for controller in controllers:
+        equal(f"queues of {controller.name}", controller.attribute("queue_count"), "5")
+    done = fio(
+        "eight", filename=":".join(disks), rw="randwrite", bs="8k", size=32 * MIB, iodepth=32, verify="crc32c",
+    )  # fmt: skip
+    done.moved_exactly(write=32 * MIB, read=32 * MIB)
+    for n, disk in enumerate(disks):
+        same = sha256(disk, length=16 * MIB, direct=True)
+        equal(f"checksum of disk {n}", sha256(subsystems[n].namespaces[0].path, length=16 * MIB), same)
+    for controller in controllers:
+        controller.disconnect()
+    before.back_to(target, slack=64 * MIB)

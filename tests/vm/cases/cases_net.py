@@ -1,0 +1,95 @@
+"""Other addresses, other interfaces, and an RDMA device that is taken away."""
+
+import json
+import subprocess
+
+from cases.allow import RECONNECT
+from cases.registry import case
+from guest import network, nvmecli
+from guest.fio import MIB, Running, fio
+from guest.shell import eventually, equal, run, sh, true
+from guest.target import NQN, Subsystem
+
+
+def works(lab, target, address: str, subsystem=0):
+    controller = nvmecli.connect(target.subsystems[subsystem].nqn, address, target.port)
+    disk = controller.disk()
+    done = fio("some", filename=disk, rw="randwrite", bs="16k", size=8 * MIB, iodepth=16, verify="crc32c")
+    done.moved_exactly(write=8 * MIB, read=8 * MIB)
+    true("the path's address is the one asked for", f"traddr={address}," in controller.attribute("address") + ",")
+    return controller
+
+
+@case()
+def ipv6_is_discovered_and_connected(lab):
+    target = lab.serve(addresses=[lab.address_v6])
+    (record,) = [r for r in nvmecli.discover(lab.address_v6) if r["subtype"] == "nvme subsystem"]
+    equal("adrfam", record["adrfam"], "ipv6")
+    equal("traddr", record["traddr"], lab.address_v6)
+    works(lab, target, lab.address_v6)
+
+
+@case()
+def ipv4_and_ipv6_are_served_at_once(lab):
+    target = lab.serve(addresses=[lab.address, lab.address_v6])
+    for address in target.addresses:
+        works(lab, target, address).disconnect()
+
+
+@case()
+def a_vlan_interface_is_served(lab):
+    ours, far = "192.168.79.1", "192.168.79.2"
+    network.add_vlan(79, ours, far if lab.provider == "soft" else None)
+    lab.undo(network.delete_vlan, 79)
+    gid = "0000:0000:0000:0000:0000:ffff:c0a8:4f01"
+    eventually("rxe0 has a GID for the VLAN address", lambda: gid in network.gids("rxe0"))
+    address = far if lab.provider == "soft" else ours
+    target = lab.serve(addresses=[address])
+    works(lab, target, address)
+    true("nobody listens on the other address", nvmecli.connect_is_refused(target.subsystems[0].nqn, lab.address))
+
+
+def second_device(lab) -> str:
+    """Another rxe device on a pair of interfaces of its own; returns its address."""
+    sh("ip", "link", "add", "veth2", "type", "veth", "peer", "name", "veth3")
+    lab.undo(run, "ip", "link", "delete", "veth2", check=False)
+    network.raise_link("veth3", "192.168.80.2")
+    network.raise_link("veth2", "192.168.80.1")
+    network.add_rxe("rxe2", "veth2", "192.168.80.1")
+    lab.undo(lambda: (sh("rdma", "link", "delete", "rxe2") if "rxe2" in sh("rdma", "link") else None))
+    return "192.168.80.1"
+
+
+@case(providers=("verbs",), timeout=240, allow=RECONNECT)
+def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
+    """Deleting rxe2 waits until every process has let go of it: the target must, and must go on serving rxe0."""
+    other = second_device(lab)
+    namespace = lab.namespace(size=32 * MIB)
+    subsystems = [Subsystem(NQN + "disk1", [namespace]), Subsystem(NQN + "disk2", [lab.namespace(size=32 * MIB)])]
+    target = lab.serve(*subsystems, addresses=[lab.address, other])
+    steady = nvmecli.connect(subsystems[0].nqn, lab.address)
+    shaken = nvmecli.connect(subsystems[1].nqn, other, reconnect_delay=1, ctrl_loss_tmo=120)
+    load = {"rw": "randwrite", "bs": "16k", "size": 16 * MIB, "iodepth": 8, "verify": "crc32c", "loops": 4}
+    jobs = [Running(name, filename=c.disk(), **load) for name, c in (("steady", steady), ("shaken", shaken))]
+    for job in jobs:
+        lab.undo(job.stop)
+    eventually("both write", lambda: all(job.running() for job in jobs))
+    deleter = subprocess.Popen(["rdma", "link", "delete", "rxe2"])
+    try:
+        deleter.wait(5)
+    except subprocess.TimeoutExpired:
+        target.kill()
+        deleter.wait(20)
+        raise AssertionError("rdma link delete was stuck for 5 s: the target holds the device") from None
+    equal("status of the deleter", deleter.returncode, 0)
+    true("the target lives", target.running)
+    jobs[0].wait(120).moved_at_least(write=16 * MIB, read=16 * MIB)
+    works(lab, target, lab.address).disconnect()
+    network.add_rxe("rxe2", "veth2", "192.168.80.1")
+    works_again = eventually("the target listens on the device again", lambda: _listens(other), 30)
+    true("it does", works_again)
+
+
+def _listens(address: str) -> bool:
+    done = run("nvme", "discover", "-t", "rdma", "-a", address, "-s", 4420, "-o", "json", check=False, timeout=20)
+    return done.returncode == 0 and bool(json.loads(done.stdout)["records"])

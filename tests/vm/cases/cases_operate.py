@@ -1,0 +1,130 @@
+"""What an operator meets: start-up text, bad configuration in one line, and an idle target that uses nothing."""
+
+import os
+import time
+from pathlib import Path
+
+from cases.cases_backend import refused_start
+from cases.registry import FARSIDE, case
+from guest.fio import MIB
+from guest.shell import at_most, equal, run, true
+from guest.target import NQN, endpoint
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@case(providers=FARSIDE, timeout=150)
+def an_idle_target_with_a_host_uses_under_half_a_percent_of_a_core(lab):
+    target = lab.serve()
+    controller = lab.connect(target, keep_alive_tmo=5)
+    controller.disk()
+    time.sleep(5)
+    before, begun = cpu_seconds(target.pid), time.monotonic()
+    time.sleep(60)
+    share = (cpu_seconds(target.pid) - before) / (time.monotonic() - begun)
+    at_most("share of a core", share, 0.005)
+    equal("state of the controller", controller.state, "live")
+
+
+@case(providers=FARSIDE)
+def check_accepts_a_good_configuration_and_starts_nothing(lab):
+    target = lab.serve(start=False)
+    path = lab.case_folder / "good.toml"
+    path.write_text(target.config())
+    done = run(lab.binary, "check", path, check=False, timeout=20)
+    equal(f"exit status of check ({done.stdout}{done.stderr})", done.returncode, 0)
+
+
+GOOD = """
+[[subsystem]]
+nqn = "{nqn}disk1"
+[[subsystem.namespace]]
+nsid = 1
+file = "{file}"
+size = "16M"
+[[listener]]
+address = "{listen}"
+"""
+
+#: what is wrong -> (text replaced, text put there, what the one line must name)
+BAD = {
+    "unknown_key": ("nsid = 1", "nsid = 1\ncolour = 3", "colour"),
+    "duplicate_nsid": ("[[listener]]", '[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]', "1"),
+    "duplicate_nqn": ("[[listener]]", '[[subsystem]]\nnqn = "{nqn}disk1"\n[[listener]]', "disk1"),
+    "bad_nqn": ("{nqn}disk1", "disk one", "disk one"),
+    "missing_file": ('size = "16M"', "", "{file}"),
+    "missing_device": ('file = "{file}"\nsize = "16M"', 'device = "/dev/nothing"', "/dev/nothing"),
+    "size_not_a_multiple": ('size = "16M"', 'size = "1000"', "1000"),
+    "block_size": ('size = "16M"', 'size = "16M"\nblock_size = 513', "513"),
+    "address_not_ours": ("{listen}", "203.0.113.7:4420", "203.0.113.7"),
+    "not_toml": ("nsid = 1", "nsid = = 1", "line"),
+    "bad_uuid": ('size = "16M"', 'size = "16M"\nuuid = "xyz"', "xyz"),
+    "nsid_0": ("nsid = 1", "nsid = 0", "0"),
+}
+
+
+def _bad_case(kind: str, old: str, new: str, names: str) -> None:
+    @case(name=f"bad_configuration_{kind}_is_one_line_and_status_2", providers=FARSIDE)
+    def bad(lab):
+        values = {"nqn": NQN, "file": "/run/scratch/bad.img", "listen": endpoint(lab.address, 4420)}
+        text = GOOD.replace(old, new)
+        true("the text was changed", text != GOOD)
+        path = lab.case_folder / "bad.toml"
+        path.write_text(text.format(**values))
+        said = refused_start(lab, "--config", path, names=names.format(**values))
+        true("nothing half started: the file was not made", not os.path.exists(values["file"]))
+        done = run(lab.binary, "check", path, check=False, timeout=20)
+        if kind not in ("address_not_ours", "missing_device"):
+            equal(f"exit status of check ({done.stderr or said})", done.returncode, 2)
+
+
+for _kind, (_old, _new, _names) in BAD.items():
+    _bad_case(_kind, _old, _new, _names)
+
+
+@case(providers=FARSIDE)
+def a_port_in_use_is_named(lab):
+    lab.serve()
+    refused_start(
+        lab, "--memory", "16M", "--nqn", NQN + "other", "--listen", endpoint(lab.address, 4420), names=lab.address
+    )
+
+
+@case(providers=("verbs",))
+def too_little_locked_memory_is_named_with_its_remedy(lab):
+    """As a user without CAP_IPC_LOCK and with 1 MiB of lockable memory."""
+    import resource
+    import subprocess
+
+    done = subprocess.run(
+        [
+            "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+            str(lab.binary), "serve", "--memory", "64M", "--listen", endpoint(lab.address, 4420), "--provider", "verbs",
+        ],
+        capture_output=True, text=True, timeout=30,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (MIB, MIB)),
+    )  # fmt: skip
+    said = done.stderr.strip()
+    equal(f"exit status ({said})", done.returncode, 2)
+    equal(f"lines of the message ({said})", len(said.splitlines()), 1)
+    true(f"it names the limit: {said}", "memlock" in said.lower() or "RLIMIT_MEMLOCK" in said)
+
+
+@case(providers=("verbs",))
+def no_rdma_device_is_named(lab):
+    """In a network name space of its own there is no device for the address."""
+    run("ip", "netns", "add", "bare", check=False)
+    lab.undo(run, "ip", "netns", "delete", "bare", check=False)
+    run("ip", "link", "set", "lo", "up", netns="bare")
+    done = run(
+        lab.binary, "serve", "--memory", "16M", "--listen", "127.0.0.1:4420", "--provider", "verbs",
+        check=False, timeout=20, netns="bare",
+    )  # fmt: skip
+    equal(f"exit status ({done.stderr})", done.returncode, 2)
+    equal(f"lines of the message ({done.stderr})", len(done.stderr.strip().splitlines()), 1)
+    true(f"it names device or address: {done.stderr}", "127.0.0.1" in done.stderr or "device" in done.stderr)

@@ -1,0 +1,155 @@
+"""Two guests on a cable: two kernel hosts at once, a host that loses power, a cable that is pulled, a target that
+loses power with promises to keep."""
+
+import time
+
+from cases.allow import RECONNECT
+from cases.registry import case
+from guest.shell import at_least, at_most, equal, eventually, true
+from machine.pair import NEAR
+
+MIB = 2**20
+PATIENT = {"reconnect_delay": 1, "ctrl_loss_tmo": 600, "keep_alive_tmo": 5}
+PAIRED = ("verbs", "nvmet")
+
+
+def each_on_a_disk_of_its_own(pair, near_disk: str, far_disk: str, size: int, seconds=200) -> None:
+    """Both hosts run verified fio at the same time."""
+    load = {"rw": "randwrite", "bs": "16k", "size": size, "iodepth": 8, "verify": "crc32c"}
+    numbers = [
+        (guest, guest.send("guest.remote:fio_run", seconds, name="both", filename=disk, timeout=seconds - 10, **load))
+        for guest, disk in ((pair.near, near_disk), (pair.far, far_disk))
+    ]
+    for guest, number in numbers:
+        moved = pair.result(guest, number, seconds)
+        equal(f"bytes that fio moved in guest {guest.name}", (moved["write"], moved["read"]), (size, size))
+
+
+@case(guests=2, providers=PAIRED, timeout=400)
+def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
+    size = 24 * MIB
+    pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
+    _, near_1 = pair.call(pair.near, "connect", 60, address=NEAR, subsystem=1)
+    _, far_2 = pair.call(pair.far, "connect", 60, address=NEAR, subsystem=2)
+    each_on_a_disk_of_its_own(pair, near_1, far_2, size)
+    equal("bytes of disk 2", pair.call(pair.near, "backing_sha256", 60, subsystem=1),
+          pair.call(pair.far, "disk_sha256", 60, disk=far_2, length=size))  # fmt: skip
+    # Shared: what the one host writes the other reads, from disk 1.
+    _, far_1 = pair.call(pair.far, "connect", 60, address=NEAR, subsystem=1)
+    pair.call(pair.near, "fio_run", 120, name="one", filename=near_1, rw="write", bs="64k", size=size, iodepth=4)
+    sums = {
+        pair.call(guest, "disk_sha256", 60, disk=disk, length=size)
+        for guest, disk in ((pair.near, near_1), (pair.far, far_1))
+    }
+    equal("checksums of the shared disk, as either host and the file have it",
+          sums, {pair.call(pair.near, "backing_sha256", 60)})  # fmt: skip
+
+
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
+    size = 24 * MIB
+    pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
+    jobs = []
+    for guest, subsystem in ((pair.near, 1), (pair.far, 2)):
+        name, disk = pair.call(guest, "connect", 60, address=NEAR, subsystem=subsystem, **PATIENT)
+        pair.call(guest, "fio_start", name="load", filename=disk, rw="randwrite", bs="16k", size=size, iodepth=8,
+                  verify="crc32c", loops=3)  # fmt: skip
+        jobs.append((guest, name))
+    time.sleep(4)
+    for guest, _ in jobs:
+        true(f"fio runs in guest {guest.name}", pair.call(guest, "fio_running", name="load"))
+    at_most("seconds from SIGTERM to the end", pair.call(pair.near, "target_terminate", 60), 2.0)
+    pair.call(pair.near, "target_start", 60)
+    for guest, name in jobs:
+        pair.call(guest, "wait_live", 90, controller=name, seconds=80)
+    for guest, _ in jobs:
+        moved = pair.call(guest, "fio_wait", 250, name="load", seconds=240)
+        equal(f"bytes written in guest {guest.name}", moved["write"], 3 * size)
+        at_least(f"bytes verified in guest {guest.name}", moved["read"], size)
+
+
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
+    """The far guest dies in the middle of its writes; two seconds later the near one connects as the same host."""
+    size = 24 * MIB
+    who = {"nqn": "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555",
+           "host_id": "11111111-2222-3333-4444-555555555555"}  # fmt: skip
+    for guest in (pair.near, pair.far):
+        pair.call(guest, "identity", **who)
+    pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}]])
+    _, disk = pair.call(pair.far, "connect", 60, address=NEAR, **PATIENT)
+    pair.call(pair.far, "fio_start", name="doomed", filename=disk, rw="randwrite", bs="64k", size=size, iodepth=16,
+              time_based=1, runtime=300)  # fmt: skip
+    time.sleep(3)
+    pair.far.kill()
+    time.sleep(2)
+    begun = time.monotonic()
+    _, taken = pair.call(pair.near, "connect", 60, address=NEAR, **PATIENT)
+    at_most("seconds until the new host has its disk", time.monotonic() - begun, 10)
+    moved = pair.call(pair.near, "fio_run", 150, name="heir", filename=taken, rw="write", bs="64k", size=size,
+                      iodepth=8, verify="crc32c")  # fmt: skip
+    equal("bytes written", moved["write"], size)
+    before = pair.call(pair.near, "disk_sha256", 60, disk=taken, length=size)
+    time.sleep(15)  # the old association's keep-alive runs out meanwhile
+    equal("no late write of the dead host landed", pair.call(pair.near, "disk_sha256", 60, disk=taken, length=size), before)
+    equal("checksum of the backing file", pair.call(pair.near, "backing_sha256", 60), before)
+
+
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+def a_cable_that_is_pulled_for_20_s_is_survived(pair):
+    size = 24 * MIB
+    pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}]])
+    name, disk = pair.call(pair.far, "connect", 60, address=NEAR, **PATIENT)
+    pair.call(pair.far, "fio_start", name="load", filename=disk, rw="randwrite", bs="16k", size=size, iodepth=8,
+              verify="crc32c", loops=3)  # fmt: skip
+    time.sleep(3)
+    pair.call(pair.far, "netem", options="loss 100%")
+    time.sleep(20)
+    at_least("packets that netem dropped", pair.call(pair.far, "netem_dropped"), 1)
+    pair.call(pair.far, "netem", options="")
+    pair.call(pair.far, "wait_live", 130, controller=name, seconds=120)
+    moved = pair.call(pair.far, "fio_wait", 250, name="load", seconds=240)
+    equal("bytes written", moved["write"], 3 * size)
+    if pair.is_farside:
+        true("the target runs", pair.call(pair.near, "target_running"))
+
+
+def _power_loss(pair, mode: str) -> dict:
+    """Writes promises, cuts the target's power, boots it again, and reads back what was promised."""
+    span = 16 * MIB
+    folder = pair.call(pair.near, "power_disk", 60, make=True)
+    entry = {"file": f"{folder}/disk.img", "size": span}
+    pair.call(pair.near, "serve", 60, subsystems=[[entry]])
+    pair.call(pair.near, "sync_power_disk")
+    name, disk = pair.call(pair.far, "connect", 60, address=NEAR, **PATIENT)
+    pair.call(pair.far, "writer_start", name=mode, disk=disk, mode=mode, span=span)
+    noted = eventually(
+        "the writer noted 200 blocks", lambda: (n := pair.call(pair.far, "writer_noted", name=mode)) >= 200 and n, 60, 0.2
+    )
+    pair.near.kill()
+    at_least("blocks noted before the power went", noted, 200)
+    pair.call(pair.far, "writer_stop", name=mode)
+    pair.reboot(pair.near)
+    pair.call(pair.near, "power_disk", 60, make=False)
+    pair.call(pair.near, "serve", 60, subsystems=[[entry]])
+    pair.call(pair.far, "wait_live", 130, controller=name, seconds=120)
+    return pair.call(pair.far, "writer_check", 120, name=mode, disk=disk)
+
+
+def _power_case(mode: str, says: str) -> None:
+    @case(name=f"power_loss_of_the_target_keeps_what_{says}", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+    def power(pair):
+        found = _power_loss(pair, mode)
+        at_least("blocks promised", found["promised"], 200)
+        equal("blocks lost", found["lost"], [])
+
+
+_power_case("fsync", "was_flushed")
+_power_case("dsync", "was_written_through")
+
+
+@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+def power_loss_of_the_target_is_real(pair):
+    """The same without any flush must lose something, or the two cases above prove nothing."""
+    found = _power_loss(pair, "none")
+    at_least("blocks lost that nobody flushed", len(found["lost"]), 1)

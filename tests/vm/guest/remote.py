@@ -1,0 +1,201 @@
+"""What the machine calls in either guest of a pair; state lives here between calls, and dies with the guest.
+
+Arguments and results are plain JSON values. The target always serves one subsystem per entry of `subsystems`.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from guest import network, nvmecli
+from guest.fio import Running, fio
+from guest.lab import Lab, find_disk
+from guest.shell import eventually, modprobe, run, sh, sha256
+from guest.target import NQN, Namespace, Subsystem
+
+POWER = Path("/run/power")
+
+_jobs: dict[str, Running] = {}
+_writers: dict[str, subprocess.Popen] = {}
+_targets: list = []
+_address = ""
+
+
+def _lab() -> Lab:
+    return sys.modules["__main__"].lab()
+
+
+def up(provider: str, address: str) -> None:
+    """The cable's network interface with an address and an rxe device on it; the lab's own veth pair too."""
+    global _address
+    _address = address
+    modprobe("virtio_net")
+    _lab().fresh("pair", provider)
+    link = eventually("the cable's interface is there", _cable)
+    sh("ip", "link", "set", link, "up", "mtu", network.MTU)
+    sh("ip", "addr", "replace", f"{address}/24", "dev", link)
+    network.add_rxe("rxe1", link, address)
+
+
+def _cable() -> str | None:
+    for entry in Path("/sys/class/net").iterdir():
+        if (entry / "address").read_text().startswith("52:54:00:00:00:0"):
+            return entry.name
+    return None
+
+
+def identity(nqn: str, host_id: str) -> None:
+    """Who this host is in every later connect."""
+    Path("/etc/nvme").mkdir(exist_ok=True)
+    Path("/etc/nvme/hostnqn").write_text(nqn + "\n")
+    Path("/etc/nvme/hostid").write_text(host_id + "\n")
+
+
+# The target's side.
+
+
+def serve(subsystems: list, **options) -> None:
+    """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}."""
+    lab = _lab()
+    made = []
+    for number, files in enumerate(subsystems, 1):
+        namespaces = []
+        for nsid, entry in enumerate(files, 1):
+            path = Path(entry["file"]) if entry.get("file") else lab.file(entry["size"])
+            namespaces.append(Namespace(nsid, "file", path, entry["size"], 4096))
+        made.append(Subsystem(f"{NQN}disk{number}", namespaces))
+    _targets.append(lab.serve(*made, addresses=[_address], **options))
+
+
+def backing_sha256(subsystem=0, namespace=0) -> str:
+    return sha256(_targets[-1].subsystems[subsystem].namespaces[namespace].path)
+
+
+def target_terminate() -> float:
+    return _targets[-1].terminate()
+
+
+def target_kill() -> None:
+    _targets[-1].kill()
+
+
+def target_start() -> None:
+    _targets[-1].start()
+
+
+def target_running() -> bool:
+    return _targets[-1].running
+
+
+def faults() -> list[str]:
+    return [fault for target in _targets for fault in target.faults()]
+
+
+# The host's side.
+
+
+def connect(address: str, subsystem=1, io_queues=1, **options) -> list[str]:
+    """[controller, disk]"""
+    controller = nvmecli.connect(f"{NQN}disk{subsystem}", address, io_queues=io_queues, **options)
+    return [controller.name, controller.disk()]
+
+
+def connect_seconds(address: str, subsystem=1, **options) -> float:
+    begun = time.monotonic()
+    connect(address, subsystem, **options)
+    return time.monotonic() - begun
+
+
+def disconnect_all() -> None:
+    nvmecli.disconnect_all()
+
+
+def state(controller: str) -> str:
+    return nvmecli.Controller(controller).state
+
+
+def wait_live(controller: str, seconds: float) -> None:
+    eventually(f"{controller} is live", nvmecli.Controller(controller).live, seconds)
+
+
+def fio_run(name: str, **options) -> dict:
+    result = fio(name, timeout=options.pop("timeout", 120), **options)
+    return {d: result.bytes(d) for d in ("read", "write", "trim")}
+
+
+def fio_start(name: str, **options) -> None:
+    _jobs[name] = Running(name, **options)
+
+
+def fio_wait(name: str, seconds: float) -> dict:
+    result = _jobs.pop(name).wait(seconds)
+    return {d: result.bytes(d) for d in ("read", "write", "trim")}
+
+
+def fio_running(name: str) -> bool:
+    return _jobs[name].running()
+
+
+def disk_sha256(disk: str, length: int) -> str:
+    return sha256(disk, length=length, direct=True)
+
+
+def netem(options: str) -> None:
+    """Delay, loss and so on for what leaves over the cable; empty takes it off."""
+    link = _cable()
+    modprobe("sch_netem")
+    run("tc", "qdisc", "del", "dev", link, "root", check=False)
+    if options:
+        sh("tc", "qdisc", "add", "dev", link, "root", "netem", *options.split())
+
+
+def netem_dropped() -> int:
+    said = sh("tc", "-s", "qdisc", "show", "dev", _cable(), "root")
+    return int(said.partition("dropped ")[2].partition(",")[0])
+
+
+def link(state: str) -> None:
+    sh("ip", "link", "set", _cable(), state)
+
+
+# Power loss: a disk without a cache on the machine, and a writer that notes what was promised to it.
+
+
+def power_disk(make: bool, options="commit=60") -> str:
+    """Mounts the disk that survives power loss; returns the folder."""
+    (disk,) = eventually("the power disk is there", lambda: find_disk("disk1"))[:1]
+    modprobe("ext4")
+    POWER.mkdir(exist_ok=True)
+    if make:
+        sh("mkfs.ext4", "-q", "-F", disk)
+    sh("mount", "-o", options, disk, POWER)
+    return str(POWER)
+
+
+def sync_power_disk() -> None:
+    sh("sync", "-f", POWER)
+
+
+def writer_start(name: str, disk: str, mode: str, span: int) -> None:
+    """Starts `guest/writer.py`; its notes lie in the shared folder, which outlives every guest."""
+    script = Path(__file__).with_name("writer.py")
+    notes = _lab().shared / f"{name}.notes"
+    errors = open(_lab().shared / f"{name}.err", "wb")
+    _writers[name] = subprocess.Popen([sys.executable, script, disk, mode, str(span), notes], stderr=errors)
+
+
+def writer_noted(name: str) -> int:
+    notes = _lab().shared / f"{name}.notes"
+    return len(notes.read_text().splitlines()) if notes.exists() else 0
+
+
+def writer_stop(name: str) -> None:
+    _writers[name].kill()
+
+
+def writer_check(name: str, disk: str) -> dict:
+    """Reads every block that was promised: {"promised": blocks, "lost": [block, ..]}."""
+    from guest import writer
+
+    return writer.check(disk, _lab().shared / f"{name}.notes")

@@ -1,0 +1,123 @@
+"""Two guests on one cable, for what one guest cannot show: a second kernel host, a cable that is pulled, power loss.
+
+`near` holds the target (and can be a host of its own over its rxe device), `far` is a host only. A case of two
+guests is a function on the machine that gets a Pair and calls `guest/remote.py` in either guest.
+"""
+
+import shutil
+import socket
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cases.registry import Case
+from guest.shell import Failed, Skip
+from machine import dmesg, paths
+from machine.guest import Cable, Disk, Guest, GuestDied
+from machine.kernels import Kernel
+from machine.report import Report
+
+SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 1 * 2**30
+NEAR, FAR = "192.168.78.1", "192.168.78.2"
+
+
+@dataclass
+class Pair:
+    kernel: Kernel
+    provider: str
+    folder: Path
+    near: Guest = None
+    far: Guest = None
+    #: guest -> kernel log lines since the case began
+    dmesg: list = field(default_factory=list)
+
+    @property
+    def is_farside(self) -> bool:
+        return self.provider != "nvmet"
+
+    def boot(self) -> None:
+        """Boots both guests at once."""
+        port = _free_port()
+        self.near = self._guest("near", [SCRATCH_SIZE, POWER_SIZE], Cable(port, 0))
+        self.far = self._guest("far", [SCRATCH_SIZE], Cable(port, 1))
+        self.near.begin()
+        time.sleep(0.5)  # the listening end of the cable comes first
+        self.far.begin()
+        for guest, address in ((self.near, NEAR), (self.far, FAR)):
+            guest.wait_ready()
+            self.call(guest, "up", 60, provider=self.provider, address=address)
+
+    def reboot(self, guest: Guest) -> None:
+        """Power comes back: the same disks, a new boot. The other end of the cable listens again or reconnects."""
+        guest.begin()
+        guest.wait_ready()
+        self.call(guest, "up", 60, provider=self.provider, address=NEAR if guest is self.near else FAR)
+
+    def call(self, guest: Guest, function: str, seconds: float = 60, **arguments):
+        """Calls a function of `guest/remote.py` and returns its value; a failure there is a failure here."""
+        return self.result(guest, guest.send(f"guest.remote:{function}", seconds, **arguments), seconds)
+
+    def result(self, guest: Guest, number: int, seconds: float):
+        reply = guest.wait(number, seconds)
+        self.dmesg += reply["dmesg"]
+        if reply["status"] == "skipped":
+            raise Skip(reply["message"])
+        if reply["status"] != "ok":
+            raise Failed(f"in guest {guest.name}: {reply['message']}\n{reply.get('trace', '')}")
+        return reply["value"]
+
+    def close(self) -> None:
+        for guest in (self.near, self.far):
+            if guest is not None:
+                guest.stop()
+
+    def _guest(self, name: str, sizes: list[int], cable: Cable) -> Guest:
+        disks = []
+        for number, size in enumerate(sizes):
+            path = self.folder / f"{name}{number}.img"
+            with open(path, "wb") as disk:
+                disk.truncate(size)
+            disks.append(Disk(path, power_safe=number == 1))
+        return Guest(name, self.kernel, self.folder, cpus=1, memory="2G", disks=disks, cable=cable)
+
+
+def run_pair_cases(kernel: Kernel, work: list[tuple[Case, str]], report: Report, keep: bool) -> None:
+    """Each case has a pair of its own: what it does to them is not for the next one to live with."""
+    for case, provider in work:
+        folder = paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}"
+        folder.mkdir(parents=True)
+        pair = Pair(kernel, provider, folder)
+        begun = time.monotonic()
+        message, extra, skipped = None, [], None
+        try:
+            pair.boot()
+            case.function(pair)
+            faults = pair.call(pair.near, "faults") if pair.near.alive else []
+            message = "; ".join(faults) or None
+        except Skip as skip:
+            skipped = str(skip)
+        except (Failed, GuestDied, AssertionError) as failure:
+            message, extra = str(failure), traceback.format_exc().splitlines()
+        finally:
+            pair.close()
+        bad = dmesg.judge(pair.dmesg, case.allow)
+        for guest in filter(None, (pair.near, pair.far)):
+            for console in folder.glob(f"{guest.name}-boot*/console.log"):
+                bad += dmesg.traces(console.read_text(errors="replace"))
+        seconds = time.monotonic() - begun
+        if skipped is not None:
+            report.skip(kernel.series, provider, case.name, skipped)
+        elif message or bad:
+            message = message or f"the kernel's log has {len(bad)} lines that no entry of the allow-list names"
+            report.fail(kernel.series, provider, case.name, seconds, message, extra + bad, folder)
+        else:
+            report.passed(kernel.series, provider, case.name, seconds)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
