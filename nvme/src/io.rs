@@ -162,6 +162,10 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
         opcode::WRITE_ZEROES => {
             supported(view.write_zeroes)?;
             writable(view)?;
+            if command.cdw12 & NSZ != 0 {
+                // The whole namespace is meant; zeroing the range alone would answer something else than was asked.
+                return Err(Status::INVALID_FIELD.dnr());
+            }
             let (slba, blocks) = block_range(command, view)?;
             IoCommand::WriteZeroes {
                 slba,
@@ -295,6 +299,7 @@ const RANGE_LEN: u32 = 16;
 // Dword 12 of Read, Write, Compare, Write Zeroes.
 const NLB: u32 = 0xffff;
 const DTYPE: u32 = 0xf << 20;
+const NSZ: u32 = 1 << 23;
 const DEAC: u32 = 1 << 25;
 const FUA: u32 = 1 << 30;
 
@@ -419,6 +424,15 @@ mod tests {
         for nsid in [0, 2, 0xffff_ffff] {
             assert_eq!(check(&command(0, nsid, 0, [0; 6]), &VIEW, &LIMITS), Err(Status::INVALID_NAMESPACE.dnr()));
         }
+    }
+
+    #[test]
+    fn write_zeroes_carries_its_wish_and_refuses_the_whole_namespace() {
+        assert_eq!(
+            run(8, 0, [4, 0, 1 << 30 | 1 << 25 | 1, 0, 0, 0]),
+            Ok(IoCommand::WriteZeroes { slba: 4, blocks: 2, deallocate: true, fua: true })
+        );
+        assert_eq!(run(8, 0, [0, 0, 1 << 23, 0, 0, 0]), Err(0x02));
     }
 
     #[test]

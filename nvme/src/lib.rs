@@ -7,8 +7,8 @@
 //! # How a transport uses it
 //!
 //! 1. [`Command::parse`] on the 64 bytes that arrived. A refusal carries the CID and the status to answer with.
-//! 2. On an unconnected queue only Connect may come: [`Command::is_connect`], fetch [`CONNECT_DATA_LEN`] bytes, then
-//!    [`Registry::connect`].
+//! 2. On an unconnected queue only Connect may come: [`Command::is_connect`], check its SGL for [`CONNECT_DATA_LEN`] bytes
+//!    ([`Sgl::check_transfer`]), fetch them, then [`Registry::connect`].
 //! 3. On the admin queue [`Registry::admin`], and for each [`Action`] what its documentation says. [`Action::FetchData`]
 //!    means: fetch, and call again with the bytes.
 //! 4. On an I/O queue [`Command::is_fabrics`] goes to [`Registry::io_fabrics`]; the rest is [`io::check`] against the

@@ -1,6 +1,6 @@
 //! Log pages of one controller: the ring of errors, the list of changed namespaces, the counters, and the tables of what is supported.
 //!
-//! Every page is built whole and then cut by [`slice`], so offsets and lengths are handled in one place.
+//! Every page is built whole and then cut by [`slice()`], so offsets and lengths are handled in one place.
 
 use core::time::Duration;
 use std::collections::{BTreeSet, VecDeque};

@@ -148,20 +148,19 @@ impl Controller {
         Ok(Action::Complete(Completion::success(cid)))
     }
 
-    /// Abort is best effort: not finding the command is a success that says so.
+    /// Abort is best effort: not finding the command is a success that says so. On the admin queue only Asynchronous Event Requests last
+    /// long enough to be aborted, and those are held here; an Abort that names itself finds nothing either.
     fn abort(&mut self, cx: &mut Surroundings<'_>, cid: u16, sqid: u16, target: u16) -> Result<Action, Refused> {
         let reply = AbortReply { cid };
         if sqid == 0 && self.events.abort(target) {
-            cx.events.push_back(super::Event::CompleteHeld {
-                ctrl: self.id,
-                completion: Completion::failed(target, Status::ABORT_REQUESTED),
-            });
+            let completion = Completion::failed(target, Status::ABORT_REQUESTED);
+            cx.events.push_back(super::Event::CompleteHeld { ctrl: self.id, completion });
             return Ok(Action::Complete(reply.completion(true)));
         }
         if self.aborts > identify::ACL {
             return Err(Status::ABORT_LIMIT_EXCEEDED.into());
         }
-        if sqid != 0 && !self.io_queues.contains(&sqid) {
+        if !self.io_queues.contains(&sqid) {
             return Ok(Action::Complete(reply.completion(false)));
         }
         self.aborts += 1;

@@ -5,6 +5,7 @@ use core::net::SocketAddr;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 
+use crate::command::NSID_ALL;
 use crate::nqn::NqnError;
 
 /// What applies to all controllers.
@@ -58,6 +59,42 @@ impl Default for RegistryConfig {
     }
 }
 
+impl RegistryConfig {
+    /// Checks what [`super::Registry::new`] takes for granted. Values that are not possible do no harm there, but hosts would be told
+    /// something that is not true.
+    ///
+    /// # Errors
+    /// The first limit that is out of its range.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let granularity = self.keep_alive_granularity.as_millis();
+        let limits = [
+            (is_printable(&self.model, 40), "model: 1 to 40 printable ASCII characters"),
+            (is_printable(&self.firmware, 8), "firmware: 1 to 8 printable ASCII characters"),
+            (self.max_io_queues != 0, "max_io_queues: at least 1"),
+            (self.max_io_queue_entries >= 2, "max_io_queue_entries: at least 2"),
+            (self.admin_queue_entries >= 32, "admin_queue_entries: at least 32"),
+            (
+                self.in_capsule_data_size.is_multiple_of(16) && self.in_capsule_data_size <= 16384,
+                "in_capsule_data_size: a multiple of 16, at most 16384",
+            ),
+            (self.mdts_bytes.is_power_of_two() && self.mdts_bytes >= 4096, "mdts_bytes: a power of two, at least 4096"),
+            (
+                granularity != 0 && granularity.is_multiple_of(100) && granularity <= 6_553_500,
+                "keep_alive_granularity: a multiple of 100 ms, at most 6553.5 s",
+            ),
+            (
+                !self.cntlids.is_empty() && *self.cntlids.start() >= CNTLID_MIN && *self.cntlids.end() <= CNTLID_MAX,
+                "cntlids: from 1 to 65519, not empty",
+            ),
+            (self.max_namespaces != 0 && self.max_namespaces < NSID_ALL - 1, "max_namespaces: from 1 to 4294967293"),
+        ];
+        match limits.into_iter().find(|(holds, _)| !holds) {
+            Some((_, rule)) => Err(ConfigError::Limit(rule)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Bytes laid over one Identify data structure (test hook).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentifyOverride {
@@ -107,7 +144,7 @@ pub struct NamespaceConfig {
     pub rotational: bool,
     /// Dataset Management with Attribute Deallocate is supported.
     pub deallocate: bool,
-    /// Deallocated blocks read as zeroes for sure.
+    /// Deallocated blocks read as zeroes for sure: hosts then deallocate where they would write zeroes.
     pub deallocated_reads_zero: bool,
     /// Write Zeroes is supported.
     pub write_zeroes: bool,
@@ -176,6 +213,8 @@ impl RdmaProvider {
 /// Why a configuration is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigError {
+    /// A limit of [`RegistryConfig`] is out of its range.
+    Limit(&'static str),
     /// The NQN breaks a rule.
     Nqn(String, NqnError),
     /// The NQN of a host breaks a rule.
@@ -211,6 +250,7 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Limit(rule) => f.write_str(rule),
             Self::Nqn(nqn, rule) => write!(f, "subsystem {nqn:?}: {rule}"),
             Self::HostNqn(nqn, rule) => write!(f, "host {nqn:?}: {rule}"),
             Self::DuplicateNqn(nqn) => write!(f, "subsystem {nqn} exists twice"),
@@ -237,6 +277,11 @@ impl fmt::Display for ConfigError {
 }
 
 impl core::error::Error for ConfigError {}
+
+/// 1 to `max` printable ASCII characters, as serial and model numbers are.
+pub(crate) fn is_printable(text: &str, max: usize) -> bool {
+    (1..=max).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
 
 /// Smallest controller identifier that a dynamic controller may have.
 pub const CNTLID_MIN: u16 = 1;

@@ -84,7 +84,7 @@ pub enum Action {
     /// Look for the named command, cancel it if that is possible, answer with [`AbortReply::completion`], and call
     /// [`Registry::abort_finished`].
     Abort {
-        /// Queue of the command to abort; connected.
+        /// Queue of the command to abort: an I/O queue that is connected.
         sqid: u16,
         /// Its command identifier.
         cid: u16,

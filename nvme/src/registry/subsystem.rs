@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{ConfigError, NamespaceConfig, RegistryConfig, SubsystemConfig};
+use super::config::{ConfigError, NamespaceConfig, RegistryConfig, SubsystemConfig, is_printable};
 use crate::io::NamespaceView;
 use crate::logs::{IoCounters, NamespaceCommands};
 use crate::nqn::Nqn;
@@ -121,8 +121,4 @@ fn check_size(blocks: u64, block_shift: u8) -> Result<(), ConfigError> {
 
 pub(crate) fn host_nqn(host: &str) -> Result<Nqn, ConfigError> {
     Nqn::lenient(host).map_err(|rule| ConfigError::HostNqn(host.to_owned(), rule))
-}
-
-fn is_printable(text: &str, max: usize) -> bool {
-    (1..=max).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }

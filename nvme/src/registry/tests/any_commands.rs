@@ -160,7 +160,7 @@ impl Model {
             }
             Action::Hold => live.held.push(command.cid),
             Action::FetchData { len } => assert!(data.is_none() && len <= 4096),
-            Action::Abort { sqid, .. } => assert!(sqid == 0 || live.io.contains(&sqid)),
+            Action::Abort { sqid, .. } => assert!(live.io.contains(&sqid)),
             Action::DisconnectQueue { .. } => panic!("an admin queue has no Disconnect"),
         }
     }
@@ -183,6 +183,56 @@ impl Model {
 }
 
 proptest! {
+    #[test]
+    fn any_connect_is_taken_or_refused(
+        cdws in proptest::array::uniform6(prop_oneof![0u32..0x80, any::<u32>()]),
+        noise in proptest::collection::vec((0usize..1024, any::<u8>()), 0..20),
+        len in prop_oneof![4 => Just(1024usize), 1 => 0usize..2000],
+        qid in 0u16..4,
+    ) {
+        let mut bench = Bench::new();
+        bench.host();
+        let dial = Dial { cntlid: if qid == 0 { 0xffff } else { 1 }, ..Dial::admin() };
+        let mut data = dial.data();
+        for (at, byte) in noise {
+            data[at] = byte;
+        }
+        data.resize(len, 0xee);
+        let connect = Command::parse(&sqe(0x7f, 1, keyed(0, 1024, 1, 0x4f), cdws)).unwrap();
+        let queue = QueueContext { qid, hsqsize: 127, ..dial.cm };
+        match bench.registry.connect(&queue, &connect, &data, SECOND) {
+            Ok(connected) => {
+                prop_assert_eq!((connected.qid, connected.completion.cid), (qid, connect.cid));
+                prop_assert!((1..=127).contains(&connected.sqsize) && len >= 1024);
+            }
+            Err(refusal) => {
+                prop_assert!(refusal.status.is_dnr());
+                prop_assert_eq!(refusal.cid, connect.cid);
+                let invalid_parameters = refusal.status.code() == 0x182;
+                prop_assert_eq!(refusal.result != 0, invalid_parameters, "IPO and IATTR belong to 182h alone");
+            }
+        }
+    }
+
+    #[test]
+    fn numrec_is_always_what_follows(subsystems in 0usize..12, ports in proptest::collection::vec(1u16.., 0..6)) {
+        let mut bench = Bench::new();
+        for n in 0..subsystems {
+            bench.registry.add_subsystem(&subsystem(&format!("nqn.2026-01.io.farside:{n}"))).unwrap();
+        }
+        for port in ports {
+            let addr = SocketAddr::from(([0, 0, 0, 0], port));
+            let provider = RdmaProvider::NotSpecified;
+            drop(bench.registry.add_listener(Listener { addr, portid: 1, provider }));
+        }
+        let ctrl = bench.discovery_host();
+        let log = bench.log(ctrl, 0x70, false, 0, 1 << 20).unwrap();
+        let numrec = usize::try_from(u64::from_le_bytes(log[8..16].try_into().unwrap())).unwrap();
+        let (entries, rest) = log[1024..].split_at(numrec * 1024);
+        prop_assert!(entries.chunks(1024).all(|entry| entry[0] == 1 && entry[32] != b' '));
+        prop_assert!(rest.iter().all(|&byte| byte == 0));
+    }
+
     #[test]
     fn any_list_of_steps_keeps_the_promises(steps in steps()) {
         let config = RegistryConfig { cntlids: 1..=4, ..RegistryConfig::default() };

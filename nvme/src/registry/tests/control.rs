@@ -3,6 +3,30 @@
 use super::*;
 
 #[test]
+fn limits_are_checked_on_both_sides() {
+    let check = |change: fn(&mut RegistryConfig)| {
+        let mut config = RegistryConfig::default();
+        change(&mut config);
+        config.check().is_ok()
+    };
+    assert!(check(|_| {}));
+    assert!(check(|c| c.mdts_bytes = 4096) && !check(|c| c.mdts_bytes = 2048) && !check(|c| c.mdts_bytes = 12288));
+    assert!(check(|c| c.in_capsule_data_size = 16384) && !check(|c| c.in_capsule_data_size = 16400));
+    assert!(check(|c| c.in_capsule_data_size = 0) && !check(|c| c.in_capsule_data_size = 8));
+    assert!(check(|c| c.cntlids = 1..=0xffef) && !check(|c| c.cntlids = 1..=0xfff0));
+    assert!(!check(|c| c.cntlids = 0..=9) && check(|c| c.cntlids = 9..=9));
+    assert!(check(|c| c.keep_alive_granularity = Duration::from_millis(100)));
+    assert!(!check(|c| c.keep_alive_granularity = Duration::from_millis(50)));
+    assert!(!check(|c| c.keep_alive_granularity = Duration::ZERO));
+    assert!(check(|c| c.max_io_queues = 1) && !check(|c| c.max_io_queues = 0));
+    assert!(check(|c| c.max_io_queue_entries = 2) && !check(|c| c.max_io_queue_entries = 1));
+    assert!(check(|c| c.admin_queue_entries = 32) && !check(|c| c.admin_queue_entries = 31));
+    assert!(check(|c| c.max_namespaces = 0xffff_fffd) && !check(|c| c.max_namespaces = 0xffff_fffe));
+    assert!(check(|c| c.firmware = "12345678".into()) && !check(|c| c.firmware = "123456789".into()));
+    assert!(!check(|c| c.model = String::new()));
+}
+
+#[test]
 fn subsystems_are_checked() {
     let mut bench = Bench::new();
     let good = subsystem("nqn.2026-01.io.farside:other");

@@ -137,9 +137,13 @@ fn abort_of_an_io_command_is_the_transports_and_limited() {
 }
 
 #[test]
-fn abort_on_a_queue_that_is_not_there_aborts_nothing() {
+fn abort_of_itself_of_another_admin_command_or_on_no_queue_aborts_nothing() {
     let mut bench = Bench::new();
     let ctrl = bench.host();
+    let itself = abort(0, 0x1234);
+    assert_eq!(itself.cid, 0x1234);
+    assert_eq!(bench.completed(ctrl, &itself), Ok(1));
+    assert_eq!(bench.completed(ctrl, &abort(0, 7)), Ok(1));
     for _ in 0..300 {
         assert_eq!(bench.completed(ctrl, &abort(7, 1)), Ok(1));
     }
