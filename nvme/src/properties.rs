@@ -111,8 +111,6 @@ impl Properties {
         let mut effects = CcEffects::default();
         if cc & CC_SHN != 0 && was & CC_SHN == 0 {
             effects.shutdown = self.begin_shutdown();
-        } else if cc & CC_SHN == 0 && self.shutdown == Shutdown::Complete {
-            self.shutdown = Shutdown::Normal;
         }
         match (was & CC_EN != 0, cc & CC_EN != 0) {
             (false, true) => self.enable(),
@@ -160,10 +158,11 @@ impl Properties {
     pub(crate) fn reset_done(&mut self) {
         if self.life == Life::Draining {
             self.life = Life::Disabled;
-            if self.shutdown == Shutdown::InProgress {
-                // With the queues drained and closed there is nothing left to settle.
-                self.shutdown = Shutdown::Complete;
-            }
+            self.shutdown = match self.shutdown {
+                // With the queues drained and closed there is nothing left to settle; a host that still asks for it is told so.
+                Shutdown::InProgress | Shutdown::Complete if self.cc & CC_SHN != 0 => Shutdown::Complete,
+                _ => Shutdown::Normal,
+            };
             if self.cc & CC_EN != 0 {
                 self.enable();
             }
@@ -368,6 +367,21 @@ mod tests {
         assert!(write_cc(&mut p, 0).reset);
         p.reset_done();
         assert_eq!(csts(&p), 0);
+    }
+
+    #[test]
+    fn after_a_shutdown_only_a_reset_lets_io_start_again() {
+        let mut p = properties();
+        write_cc(&mut p, ENABLE);
+        write_cc(&mut p, ENABLE | 2 << 14);
+        p.shutdown_done();
+        write_cc(&mut p, ENABLE);
+        assert_eq!(csts(&p), 0b1001);
+        assert!(!p.io_allowed());
+        write_cc(&mut p, 0);
+        p.reset_done();
+        write_cc(&mut p, ENABLE);
+        assert!(p.io_allowed());
     }
 
     #[test]
