@@ -57,17 +57,23 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
 fn claim(path: &Path, name: &str, read_only: bool) -> Result<File, BackendError> {
     let mut options = OpenOptions::new();
     options.read(true).write(!read_only).custom_flags(libc::O_EXCL | libc::O_CLOEXEC | libc::O_NONBLOCK);
-    let end = Instant::now() + holder::LINGER;
+    let begun = Instant::now();
     loop {
         let error = match options.open(path) {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        let busy = error.raw_os_error() == Some(libc::EBUSY);
-        if !busy || holder::of_device(path).is_some() || Instant::now() >= end {
+        let patience = match holder::of_device(path) {
+            _ if error.raw_os_error() != Some(libc::EBUSY) => Duration::ZERO,
+            Some(holder::DeviceHolder::Kernel(_)) => Duration::ZERO,
+            // It may have the device open without claiming it, as udev has every new device for a moment.
+            Some(holder::DeviceHolder::Process(_)) => holder::GLANCE,
+            // Nobody is to be seen: a process that ended, whose ring is not gone yet.
+            None => holder::LINGER,
+        };
+        if begun.elapsed() >= patience {
             return Err(open_error(path, name, &error));
         }
-        // Nobody is to be seen: a process that ended, whose ring is not gone yet.
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -86,8 +92,8 @@ fn check_type(path: &Path, name: &str) -> Result<(), BackendError> {
 fn open_error(path: &Path, name: &str, error: &io::Error) -> BackendError {
     match error.raw_os_error() {
         Some(libc::EBUSY) => {
-            let by = holder::of_device(path).map_or_else(|| "by another user".to_owned(), |by| format!("by {by}"));
-            BackendError::new(name, format!("is in use {by}"), "unmount or stop that, or serve another device")
+            let by = holder::of_device(path).map_or_else(|| "another user".to_owned(), |holder| holder.name());
+            BackendError::new(name, format!("is in use by {by}"), "unmount or stop that, or serve another device")
         }
         Some(libc::ENOENT) => BackendError::new(name, error, "check the path"),
         Some(libc::EACCES | libc::EPERM) => {

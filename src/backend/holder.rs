@@ -11,7 +11,10 @@ use nix::sys::stat::{major, minor};
 /// there has ended.
 pub(super) const LINGER: Duration = Duration::from_secs(3);
 
-/// Who holds a file or device.
+/// How long a process that has a device open may be one that merely looks at it.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
+
+/// Who holds a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
     /// As in `qemu (pid 4711)`.
@@ -64,8 +67,26 @@ fn loop_device(metadata: &fs::Metadata) -> Option<String> {
     })
 }
 
-/// Who holds a block device: a mount of it or of a partition, swap, an array or mapping on it, or a process.
-pub(super) fn of_device(path: &Path) -> Option<String> {
+/// Who holds a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum DeviceHolder {
+    /// A mount of it or of a partition, swap, an array or mapping on it.
+    Kernel(String),
+    /// A process that has it open, whether or not that is what keeps others out.
+    Process(u32),
+}
+
+impl DeviceHolder {
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Kernel(name) => name.clone(),
+            Self::Process(pid) => describe(*pid),
+        }
+    }
+}
+
+/// Who holds a block device.
+pub(super) fn of_device(path: &Path) -> Option<DeviceHolder> {
     let rdev = fs::metadata(path).ok()?.rdev();
     let folder = PathBuf::from(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)));
     let mut numbers = vec![(rdev, folder.clone())];
@@ -74,7 +95,9 @@ pub(super) fn of_device(path: &Path) -> Option<String> {
             numbers.push((number, entry.path()));
         }
     }
-    numbers.iter().find_map(|(number, folder)| mount_of(*number).or_else(|| user_of(*number, folder)))
+    let kernel = numbers.iter().find_map(|(number, folder)| mount_of(*number).or_else(|| user_of(*number, folder)));
+    let process = || numbers.iter().find_map(|(number, _)| opener(*number));
+    kernel.map(DeviceHolder::Kernel).or_else(|| process().map(DeviceHolder::Process))
 }
 
 /// The number of a partition's folder in sysfs.
@@ -98,7 +121,7 @@ fn mount_point(mounts: &str, number: &str) -> Option<String> {
     })
 }
 
-/// A mapping, an array, swap or a process on a device.
+/// A mapping, an array or swap on a device.
 fn user_of(number: u64, folder: &Path) -> Option<String> {
     let above = fs::read_dir(folder.join("holders")).ok().and_then(|mut holders| holders.next()?.ok());
     if let Some(above) = above {
@@ -106,10 +129,7 @@ fn user_of(number: u64, folder: &Path) -> Option<String> {
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let same = |path: &str| fs::metadata(path).is_ok_and(|metadata| metadata.rdev() == number);
-    if swaps.lines().filter_map(|line| line.split_whitespace().next()).any(same) {
-        return Some("swap".to_owned());
-    }
-    opener(number).map(describe)
+    swaps.lines().filter_map(|line| line.split_whitespace().next()).any(same).then(|| "swap".to_owned())
 }
 
 /// A process that has the device open; one that is not farside, if there is one.

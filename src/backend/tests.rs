@@ -155,7 +155,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 
