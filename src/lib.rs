@@ -1,6 +1,7 @@
 //! farside: a userspace NVMe-oF target for RDMA.
 
 pub mod backend;
+pub mod config;
 pub mod mem;
 pub mod rdma;
 pub mod roce;

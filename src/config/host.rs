@@ -1,0 +1,182 @@
+//! What a machine has against a configuration that is sound in itself.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::net::UdpSocket;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::thread;
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::{AccessFlags, access};
+
+use super::problem::Problem;
+use super::size::Bytes;
+use super::{Config, NamespaceSpec, Options};
+use crate::backend::Source;
+
+pub(super) fn check(config: &Config, name: &str) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut add = |line: Option<usize>, key: &str, (reason, remedy): (String, String)| {
+        problems.push(Problem { file: name.to_owned(), line, key: key.to_owned(), reason, remedy });
+    };
+    let mut served = HashSet::new();
+    for subsystem in &config.subsystems {
+        for namespace in &subsystem.namespaces {
+            let key = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+            match check_source(namespace) {
+                Err(problem) => add(namespace.line, &key, problem),
+                Ok(Some(inode)) if !served.insert(inode) => {
+                    add(
+                        namespace.line,
+                        &key,
+                        ("is another namespace's file or device under another name".into(), "serve it once".into()),
+                    );
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+    for listener in &config.listeners {
+        let address = listener.resolve().and_then(|address| {
+            // A socket on any port there: whether the address is ours, whatever transport comes later.
+            UdpSocket::bind((address.ip(), 0)).map(drop).or_else(|error| scoped(&address, error))
+        });
+        if let Err(error) = address {
+            let reason = match error.raw_os_error() {
+                Some(libc::EADDRNOTAVAIL) => "is no address of this machine".to_owned(),
+                Some(libc::ENODEV) => "names an interface that is not there".to_owned(),
+                _ => error.to_string(),
+            };
+            add(
+                listener.line,
+                &format!("listener {listener}"),
+                (reason, "see `ip address`, or add the address first".into()),
+            );
+        }
+    }
+    if let Err(problem) = check_memlock(&config.options) {
+        add(None, "options.pool_size", problem);
+    }
+    problems
+}
+
+/// A link-local address needs its scope to be bound.
+fn scoped(address: &std::net::SocketAddr, error: io::Error) -> io::Result<()> {
+    match address {
+        std::net::SocketAddr::V6(v6) if v6.scope_id() != 0 => {
+            let any_port = std::net::SocketAddrV6::new(*v6.ip(), 0, 0, v6.scope_id());
+            UdpSocket::bind(any_port).map(drop)
+        }
+        _ => Err(error),
+    }
+}
+
+/// Looks at a file or device without opening it; its identity if it is there.
+fn check_source(namespace: &NamespaceSpec) -> Result<Option<(u64, u64)>, (String, String)> {
+    let (path, size, device) = match &namespace.backend.source {
+        Source::File { path, size } => (path, *size, false),
+        Source::Device { path } => (path, None, true),
+        Source::Memory { .. } | Source::Null { .. } => return Ok(None),
+    };
+    let say = |reason: String, remedy: &str| Err((format!("{} {reason}", path.display()), remedy.to_owned()));
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && size.is_some() => return check_folder(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !device => {
+            return say("does not exist".into(), "check the path, or give a size to create it");
+        }
+        Err(error) => return say(format!("cannot be used: {error}"), "check the path"),
+    };
+    let kind = metadata.file_type();
+    match device {
+        true if kind.is_file() => return say("is a regular file".into(), "write file = in the place of device ="),
+        true if !kind.is_block_device() => return say("is no block device".into(), "name one, such as /dev/nvme0n1"),
+        false if kind.is_block_device() => {
+            return say("is a block device".into(), "write device = in the place of file =");
+        }
+        false if !kind.is_file() => return say("is no regular file".into(), "name a regular file"),
+        _ => {}
+    }
+    let mut needs = AccessFlags::R_OK;
+    needs.set(AccessFlags::W_OK, !namespace.backend.read_only);
+    if let Err(errno) = access(path, needs) {
+        return say(
+            format!("cannot be opened: {}", errno.desc()),
+            "let the user that farside runs as read and write it, or set read_only",
+        );
+    }
+    if !device {
+        let (len, lba) = (metadata.len(), u64::from(namespace.backend.block_size.unwrap_or(512)));
+        match size {
+            None if len == 0 => return say("is empty".into(), "give a size"),
+            Some(size) if len != 0 && size != len => {
+                return say(format!("has {len} bytes, not {}", Bytes(size)), "leave the size out, or change the file");
+            }
+            _ if len % lba != 0 => {
+                return say(
+                    format!("has {len} bytes, not a multiple of the block size {lba}"),
+                    "change the file's size or the block_size",
+                );
+            }
+            _ => {}
+        }
+    }
+    Ok(Some(if device { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }))
+}
+
+/// Whether a file that is to be made can be.
+fn check_folder(path: &Path) -> Result<Option<(u64, u64)>, (String, String)> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    match access(folder, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Ok(()) => Ok(None),
+        Err(errno) => Err((
+            format!("{} cannot be made: {}: {}", path.display(), folder.display(), errno.desc()),
+            "make the folder, and let the user that farside runs as write to it".into(),
+        )),
+    }
+}
+
+/// Registered memory is locked memory, for the device and the ring alike.
+fn check_memlock(options: &Options) -> Result<(), (String, String)> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_MEMLOCK) else { return Ok(()) };
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let needed = options.registered_memory() * options.reactors.map_or(cores, u64::from);
+    if may_lock_anything(&status) || needed <= limit {
+        return Ok(());
+    }
+    Err((
+        format!("{} bytes of registered memory are needed and the memlock limit is {limit}", needed),
+        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), or lower pool_size, receive_slots or reactors".into(),
+    ))
+}
+
+/// CAP_IPC_LOCK, from /proc/self/status.
+fn may_lock_anything(status: &str) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capability_is_read_from_the_status() {
+        assert!(may_lock_anything("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(may_lock_anything("CapEff:\t0000000000004000\n"));
+        assert!(!may_lock_anything("CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"));
+        assert!(!may_lock_anything(""));
+    }
+
+    #[test]
+    fn memory_formula_counts_slots_with_whole_pages() {
+        let options = Options { pool_size: 64 << 20, receive_slots: 1000, in_capsule_data: 512, ..Options::default() };
+        assert_eq!(options.registered_memory(), (64 << 20) + 1000 * (64 + 4096));
+        let options = Options { in_capsule_data: 0, ..options };
+        assert_eq!(options.registered_memory(), (64 << 20) + 1000 * 64);
+    }
+}

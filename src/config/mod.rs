@@ -1,0 +1,313 @@
+//! The configuration: what is served, where, and with which limits.
+//!
+//! One TOML file, read whole before anything starts. [`Config::load`] and [`Config::parse`] touch nothing but the text and
+//! report every problem at once, each with its line, its key and a remedy. [`Config::check_host`] compares a sound
+//! configuration with this machine: files, addresses, the memlock limit. [`Config::quick`] is the form without a file.
+//!
+//! ```toml
+//! [[subsystem]]
+//! nqn = "nqn.2024-01.io.example:store"
+//! hosts = ["nqn.2014-08.org.nvmexpress:uuid:07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5"]   # none: any host
+//!
+//! [[subsystem.namespace]]
+//! file = "/srv/disk.img"
+//! size = "10G"
+//!
+//! [[listener]]
+//! address = "192.0.2.1:4420"
+//!
+//! [options]
+//! queue_depth = 128
+//! ```
+
+mod host;
+mod ids;
+mod parse;
+mod problem;
+mod quick;
+mod reader;
+mod size;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::str::FromStr;
+
+use uuid::Uuid;
+
+use crate::backend::BackendSpec;
+
+pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
+pub use problem::{ConfigError, Problem};
+pub use quick::{Quick, machine_id};
+pub use size::{Bytes, parse_size};
+
+/// A whole configuration: checked in itself, not yet against the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// At least one.
+    pub subsystems: Vec<SubsystemSpec>,
+    /// None: port 4420 of every address that the provider can use.
+    pub listeners: Vec<ListenAddress>,
+    /// Everything else.
+    pub options: Options,
+}
+
+/// A subsystem: what a host connects to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemSpec {
+    /// NVMe Qualified Name, by the strict rules.
+    pub nqn: String,
+    /// Serial number (SN), 1 to 20 printable characters; derived from the NQN when none is given.
+    pub serial: String,
+    /// Model number (MN), 1 to 40 printable characters; `None`: the target's.
+    pub model: Option<String>,
+    /// Whether hosts need not be listed: so unless hosts are.
+    pub allow_any_host: bool,
+    /// NQNs of the hosts that may connect.
+    pub hosts: Vec<String>,
+    /// At least one.
+    pub namespaces: Vec<NamespaceSpec>,
+}
+
+/// A namespace: a disk as a host sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceSpec {
+    /// Namespace identifier (NSID); its place in the subsystem, from 1, when none is given.
+    pub nsid: u32,
+    /// What stands behind it.
+    pub backend: BackendSpec,
+    /// As configured; see [`NamespaceSpec::uuid`].
+    pub configured_uuid: Option<Uuid>,
+    /// As configured; see [`NamespaceSpec::nguid`].
+    pub configured_nguid: Option<[u8; 16]>,
+    /// IEEE Extended Unique Identifier; zero is none.
+    pub eui64: [u8; 8],
+    /// Its line in the file, for messages.
+    pub line: Option<usize>,
+}
+
+impl NamespaceSpec {
+    /// A namespace with derived identifiers.
+    pub fn new(nsid: u32, backend: BackendSpec) -> Self {
+        Self { nsid, backend, configured_uuid: None, configured_nguid: None, eui64: [0; 8], line: None }
+    }
+
+    /// Its UUID: as configured, else derived from what identifies the storage.
+    pub fn uuid(&self, nqn: &str, identity: &[u8]) -> Uuid {
+        self.configured_uuid.unwrap_or_else(|| derive_uuid(nqn, self.nsid, identity))
+    }
+
+    /// Its Namespace Globally Unique Identifier: as configured, else derived from what identifies the storage.
+    pub fn nguid(&self, nqn: &str, identity: &[u8]) -> [u8; 16] {
+        self.configured_nguid.unwrap_or_else(|| derive_nguid(nqn, self.nsid, identity))
+    }
+}
+
+/// The port that NVMe over RDMA has by registration.
+pub const PORT: u16 = 4420;
+
+/// An address to listen on: `192.0.2.1`, `192.0.2.1:4420`, `2001:db8::1`, `[2001:db8::1]:4420`, `[fe80::1%eth0]:4420`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ListenAddress {
+    /// The address; all of the machine's when it is the unspecified one.
+    pub ip: IpAddr,
+    /// The interface that a link-local address belongs to.
+    pub scope: Option<String>,
+    /// The port.
+    pub port: u16,
+    /// Traffic class of the connections (DSCP and ECN bits); `None`: the device's default.
+    pub tos: Option<u8>,
+    /// Its line in the file, for messages.
+    pub line: Option<usize>,
+}
+
+impl ListenAddress {
+    /// As a socket address. A scope is looked up among this machine's interfaces.
+    pub fn resolve(&self) -> std::io::Result<SocketAddr> {
+        let (IpAddr::V6(ip), Some(scope)) = (self.ip, &self.scope) else {
+            return Ok(SocketAddr::new(self.ip, self.port));
+        };
+        let index = match scope.parse() {
+            Ok(index) => index,
+            Err(_) => nix::net::if_::if_nametoindex(scope.as_str())?,
+        };
+        Ok(SocketAddrV6::new(ip, self.port, 0, index).into())
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no address");
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
+                let port = match port {
+                    "" => None,
+                    port => Some(port.strip_prefix(':').ok_or_else(wrong)?),
+                };
+                (host, port)
+            }
+            None if text.matches(':').count() == 1 => {
+                text.split_once(':').map(|(host, port)| (host, Some(port))).ok_or_else(wrong)?
+            }
+            None => (text, None),
+        };
+        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| wrong()))?;
+        if port == 0 {
+            return Err(format!("{text:?} has port 0"));
+        }
+        let (ip, scope) = match host.split_once('%') {
+            Some((ip, scope)) if !scope.is_empty() => (ip, Some(scope.to_owned())),
+            Some(_) => return Err(wrong()),
+            None => (host, None),
+        };
+        let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
+        match (ip, &scope) {
+            (IpAddr::V4(_), Some(_)) => Err(wrong()),
+            (IpAddr::V6(v6), None) if v6.is_unicast_link_local() => {
+                Err(format!("{text:?} is link-local and names no interface"))
+            }
+            _ => Ok(Self { ip, scope, port, tos: None, line: None }),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.ip, &self.scope) {
+            (IpAddr::V4(ip), _) => write!(f, "{ip}:{}", self.port),
+            (IpAddr::V6(ip), None) => write!(f, "[{ip}]:{}", self.port),
+            (IpAddr::V6(ip), Some(scope)) => write!(f, "[{ip}%{scope}]:{}", self.port),
+        }
+    }
+}
+
+/// Which RDMA is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProviderChoice {
+    /// Verbs if a device is usable, else software.
+    #[default]
+    Auto,
+    /// libibverbs and librdmacm.
+    Verbs,
+    /// RoCEv2 over UDP in this process.
+    Soft,
+}
+
+impl FromStr for ProviderChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "verbs" => Ok(Self::Verbs),
+            "soft" => Ok(Self::Soft),
+            _ => Err(format!("{text:?} is no provider")),
+        }
+    }
+}
+
+/// Limits and switches of the whole target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which RDMA.
+    pub provider: ProviderChoice,
+    /// Reactor threads; `None`: one per core.
+    pub reactors: Option<u16>,
+    /// I/O queues of one controller.
+    pub io_queues: u16,
+    /// Entries of the largest I/O queue.
+    pub queue_depth: u16,
+    /// Bytes of in-capsule data; 0 is off.
+    pub in_capsule_data: u16,
+    /// Bytes of the largest read or write.
+    pub mdts: u32,
+    /// Bytes of buffers per reactor.
+    pub pool_size: u64,
+    /// Receives per reactor.
+    pub receive_slots: u32,
+    /// Spin instead of sleeping.
+    pub poll: bool,
+    /// Answer with SEND with invalidate where the host asks for it.
+    pub remote_invalidate: bool,
+    /// Controller identifiers to give out.
+    pub cntlid: RangeInclusive<u16>,
+    /// Admit queues whose receives exceed the slots.
+    pub overcommit: bool,
+    /// Granularity of keep alive timeouts (KAS), in milliseconds: a multiple of 100.
+    pub keep_alive_granularity: u32,
+    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
+    pub log: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            provider: ProviderChoice::Auto,
+            reactors: None,
+            io_queues: 128,
+            queue_depth: 1024,
+            in_capsule_data: 4096,
+            mdts: 1 << 20,
+            pool_size: 64 << 20,
+            receive_slots: 4096,
+            poll: false,
+            remote_invalidate: true,
+            cntlid: CNTLID_MIN..=CNTLID_MAX,
+            overcommit: false,
+            keep_alive_granularity: 1000,
+            log: "info".into(),
+        }
+    }
+}
+
+/// The smallest identifier of a dynamic controller.
+const CNTLID_MIN: u16 = 1;
+/// The largest: those above are reserved (NVMe Base 2.x, Connect).
+const CNTLID_MAX: u16 = 0xffef;
+
+impl Options {
+    /// Bytes that one reactor registers: its pool and its receive slots.
+    pub fn registered_memory(&self) -> u64 {
+        let data = u64::from(self.in_capsule_data).next_multiple_of(crate::mem::PAGE as u64);
+        self.pool_size + u64::from(self.receive_slots) * (64 + data)
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let (reason, remedy) = match error.kind() {
+                std::io::ErrorKind::InvalidData => ("is not UTF-8".to_owned(), "save it as UTF-8 text"),
+                _ => (error.to_string(), "check the path of the configuration"),
+            };
+            ConfigError(vec![Problem {
+                file: name.clone(),
+                line: None,
+                key: String::new(),
+                reason,
+                remedy: remedy.into(),
+            }])
+        })?;
+        parse::parse(&text, &name)
+    }
+
+    /// Reads a text. `name` stands for its file in problems.
+    pub fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
+        parse::parse(text, name)
+    }
+
+    /// What this machine has against it: files and devices, addresses, memory that may be locked. Opens nothing for
+    /// serving, and leaves nothing behind.
+    pub fn check_host(&self, name: &str) -> Vec<Problem> {
+        host::check(self, name)
+    }
+}

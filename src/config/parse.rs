@@ -1,0 +1,404 @@
+//! From TOML to the checked types.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use nvme::nqn::Nqn;
+use toml::de::DeTable;
+use uuid::Uuid;
+
+use super::problem::ConfigError;
+use super::reader::{At, Problems, Section};
+use super::size::Bytes;
+use super::{
+    CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, SubsystemSpec, derive_serial,
+};
+use crate::backend::{BackendSpec, FaultPlan, Source};
+
+pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
+    let mut problems = Problems::new(name, text);
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in &errors {
+        let at = error.span().map_or(0, |span| span.start);
+        problems.add(at, "", error.message().replace('\n', ", "), "correct the TOML here");
+    }
+    let config = errors.is_empty().then(|| read(Section::new(table.get_ref(), "", 0), &mut problems));
+    if let Some(config) = config.filter(|_| problems.found.is_empty()) {
+        return Ok(config);
+    }
+    problems.found.sort_by_key(|problem| problem.line);
+    Err(ConfigError(problems.found))
+}
+
+/// What must be unique in the whole file, by where it was first.
+#[derive(Default)]
+struct Seen {
+    nqns: HashMap<String, usize>,
+    /// UUID, NGUID and EUI-64, each with its kind.
+    ids: HashMap<(&'static str, Vec<u8>), usize>,
+    paths: HashMap<PathBuf, usize>,
+    addresses: HashMap<(std::net::IpAddr, Option<String>, u16), usize>,
+}
+
+fn read(mut root: Section<'_, '_>, problems: &mut Problems<'_>) -> Config {
+    let mut seen = Seen::default();
+    let subsystems = root.sections("subsystem", "subsystem", problems);
+    if subsystems.is_empty() {
+        problems.add(0, "subsystem", "there is none", "add [[subsystem]] with an nqn");
+    }
+    let subsystems = subsystems.into_iter().map(|section| read_subsystem(section, &mut seen, problems)).collect();
+    let listeners = root.sections("listener", "listener", problems);
+    let listeners = listeners.into_iter().filter_map(|section| read_listener(section, &mut seen, problems)).collect();
+    let options = match root.section("options", "options", problems) {
+        Some(section) => read_options(section, problems),
+        None => Options::default(),
+    };
+    root.finish(problems);
+    Config { subsystems, listeners, options }
+}
+
+fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> SubsystemSpec {
+    let nqn = match section.string("nqn", problems) {
+        Some(nqn) => {
+            if let Err(rule) = Nqn::strict(&nqn.value) {
+                problems.add(nqn.at, "subsystem.nqn", format!("{:?}: {rule}", nqn.value), NQN_REMEDY);
+            }
+            unique(&mut seen.nqns, nqn.value.clone(), &nqn, "subsystem.nqn", "choose another NQN", problems);
+            nqn.value
+        }
+        None => {
+            missing(&section, "nqn", NQN_REMEDY, problems);
+            String::new()
+        }
+    };
+    let serial = text(&mut section, "serial", 20, problems).unwrap_or_else(|| derive_serial(&nqn));
+    let model = text(&mut section, "model", 40, problems);
+    let hosts = section.strings("hosts", problems);
+    let allow_any_host = section.bool("allow_any_host", problems);
+    if allow_any_host == Some(true) && hosts.as_ref().is_some_and(|hosts| !hosts.is_empty()) {
+        problems.add(section.at(), "subsystem.hosts", "contradicts allow_any_host = true", "leave one of them out");
+    }
+    let allow_any_host = allow_any_host.unwrap_or_else(|| hosts.is_none());
+    let hosts = read_hosts(hosts.unwrap_or_default(), problems);
+    let sections = section.sections("namespace", "subsystem.namespace", problems);
+    if sections.is_empty() {
+        let remedy = "add [[subsystem.namespace]] with a file, device, memory or null";
+        problems.add(section.at(), "subsystem.namespace", "there is none", remedy);
+    }
+    let mut nsids = HashMap::new();
+    let mut namespaces = Vec::new();
+    for (place, section) in sections.into_iter().enumerate() {
+        namespaces.extend(read_namespace(section, place, &mut nsids, seen, problems));
+    }
+    section.finish(problems);
+    SubsystemSpec { nqn, serial, model, allow_any_host, hosts, namespaces }
+}
+
+fn read_hosts(hosts: Vec<At<String>>, problems: &mut Problems<'_>) -> Vec<String> {
+    let mut seen = HashMap::new();
+    for host in &hosts {
+        if let Err(rule) = Nqn::lenient(&host.value) {
+            let remedy = "give the host's own NQN, from /etc/nvme/hostnqn there";
+            problems.add(host.at, "subsystem.hosts", format!("{:?}: {rule}", host.value), remedy);
+        }
+        unique(&mut seen, host.value.clone(), host, "subsystem.hosts", "name each host once", problems);
+    }
+    hosts.into_iter().map(|host| host.value).collect()
+}
+
+fn read_namespace(
+    mut section: Section<'_, '_>,
+    place: usize,
+    nsids: &mut HashMap<u32, usize>,
+    seen: &mut Seen,
+    problems: &mut Problems<'_>,
+) -> Option<NamespaceSpec> {
+    let nsid = section.number("nsid", 1..MAX_NSID + 1, problems);
+    let nsid = nsid.unwrap_or_else(|| At { value: place as u64 + 1, at: section.at() });
+    let nsid = At { value: nsid.value as u32, at: nsid.at };
+    unique(nsids, nsid.value, &nsid, "subsystem.namespace.nsid", "give each namespace its own", problems);
+    let source = read_source(&mut section, seen, problems);
+    let block_size = section.size("block_size", 512..4097, problems);
+    if let Some(size) = block_size.as_ref().filter(|size| !matches!(size.value, 512 | 4096)) {
+        problems.add(size.at, "subsystem.namespace.block_size", Bytes(size.value), "choose 512 or 4096");
+    }
+    let read_only = section.bool("read_only", problems).unwrap_or(false);
+    let buffered = section.bool("buffered", problems).unwrap_or(false);
+    let faults = section.section("faults", "subsystem.namespace.faults", problems);
+    let faults = faults.map(|section| read_faults(section, problems));
+    let uuid = read_id(&mut section, "uuid", seen, problems, |text| Uuid::try_parse(text).ok().map(Uuid::into_bytes));
+    let nguid = read_id(&mut section, "nguid", seen, problems, hex::<16>);
+    let eui64 = read_id(&mut section, "eui64", seen, problems, hex::<8>);
+    let at = section.at();
+    section.finish(problems);
+    let source = source?;
+    check_sizes(&source, block_size.as_ref().map(|size| size.value), at, problems);
+    if read_only && matches!(source.value, Source::Memory { .. } | Source::Null { .. }) {
+        let remedy = "leave it out: nothing could ever be in it";
+        problems.add(at, "subsystem.namespace.read_only", "is for files and devices", remedy);
+    }
+    let block_size = block_size.map(|size| size.value as u32);
+    Some(NamespaceSpec {
+        nsid: nsid.value,
+        backend: BackendSpec { source: source.value, block_size, read_only, buffered, faults },
+        configured_uuid: uuid.map(Uuid::from_bytes),
+        configured_nguid: nguid,
+        eui64: eui64.unwrap_or_default(),
+        line: Some(problems.line(at)),
+    })
+}
+
+/// Exactly one of the four kinds.
+fn read_source(section: &mut Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Option<At<Source>> {
+    let before = problems.found.len();
+    let size = section.size("size", 512..MAX_SIZE, problems);
+    let file = section.string("file", problems);
+    let device = section.string("device", problems);
+    let memory = section.size("memory", 512..MAX_SIZE, problems);
+    let null = section.size("null", 512..MAX_SIZE, problems);
+    let broken = problems.found.len() > before;
+    let is_file = file.is_some();
+    for path in [&file, &device].into_iter().flatten() {
+        let remedy = "serve it once";
+        unique(&mut seen.paths, normal(Path::new(&path.value)), path, "subsystem.namespace", remedy, problems);
+    }
+    let size_of_file = size.as_ref().map(|size| size.value);
+    let sources: Vec<At<Source>> = [
+        file.map(|file| At { value: Source::File { path: file.value.into(), size: size_of_file }, at: file.at }),
+        device.map(|device| At { value: Source::Device { path: device.value.into() }, at: device.at }),
+        memory.map(|size| At { value: Source::Memory { size: size.value }, at: size.at }),
+        null.map(|size| At { value: Source::Null { size: size.value }, at: size.at }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let remedy = "give exactly one of file, device, memory, null";
+    match &sources[..] {
+        [] if broken => {}
+        [] => problems.add(section.at(), "subsystem.namespace", "has nothing behind it", remedy),
+        [_] => {}
+        [_, second, ..] => problems.add(second.at, "subsystem.namespace", "has more than one thing behind it", remedy),
+    }
+    if let Some(size) = size.filter(|_| !is_file && !sources.is_empty()) {
+        let remedy = "leave it out: a device has its own, memory and null are given theirs";
+        problems.add(size.at, "subsystem.namespace.size", "is for files", remedy);
+    }
+    sources.into_iter().next()
+}
+
+fn check_sizes(source: &At<Source>, block_size: Option<u64>, at: usize, problems: &mut Problems<'_>) {
+    let (key, size) = match source.value {
+        Source::File { size: Some(size), .. } => ("subsystem.namespace.size", size),
+        Source::Memory { size } => ("subsystem.namespace.memory", size),
+        Source::Null { size } => ("subsystem.namespace.null", size),
+        Source::File { size: None, .. } | Source::Device { .. } => return,
+    };
+    let lba = block_size.unwrap_or(512);
+    if matches!(lba, 512 | 4096) && size % lba != 0 {
+        let at = if key.ends_with("size") { at } else { source.at };
+        let reason = format!("{} is not a multiple of the block size {lba}", Bytes(size));
+        problems.add(at, key, reason, "change the size or the block_size");
+    }
+}
+
+/// Faults before the backend: a test tool.
+fn read_faults(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> FaultPlan {
+    let number = |value: Option<At<u64>>| value.map_or(0, |value| value.value);
+    let plan = FaultPlan {
+        seed: number(section.number("seed", 0..u64::MAX, problems)),
+        fail_one_in: number(section.number("fail_one_in", 0..1 << 32, problems)) as u32,
+        delay_polls: number(section.number("delay_polls", 0..1 << 20, problems)) as u32,
+        drop_flush: section.bool("drop_flush", problems).unwrap_or(false),
+    };
+    section.finish(problems);
+    plan
+}
+
+fn read_id<const N: usize>(
+    section: &mut Section<'_, '_>,
+    key: &'static str,
+    seen: &mut Seen,
+    problems: &mut Problems<'_>,
+    read: impl Fn(&str) -> Option<[u8; N]>,
+) -> Option<[u8; N]> {
+    let text = section.string(key, problems)?;
+    let name = section.key(key);
+    match read(&text.value) {
+        None => {
+            let wanted = if key == "uuid" { "8-4-4-4-12".to_owned() } else { (2 * N).to_string() };
+            problems.add(
+                text.at,
+                &name,
+                format!("{:?} is none", text.value),
+                format!("give {wanted} hexadecimal digits"),
+            );
+            None
+        }
+        Some(id) if id == [0; N] => {
+            problems.add(text.at, &name, "is all zero", "leave it out, or give another");
+            None
+        }
+        Some(id) => {
+            let remedy = "give each namespace its own: hosts take equal ones for one disk";
+            unique(&mut seen.ids, (key, id.to_vec()), &text, &name, remedy, problems);
+            Some(id)
+        }
+    }
+}
+
+fn read_listener(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Option<ListenAddress> {
+    let text = section.string("address", problems);
+    let tos = section.number("tos", 0..256, problems);
+    let at = section.at();
+    let Some(text) = text else {
+        missing(&section, "address", ADDRESS_REMEDY, problems);
+        section.finish(problems);
+        return None;
+    };
+    section.finish(problems);
+    match text.value.parse::<ListenAddress>() {
+        Ok(address) => {
+            let key = (address.ip, address.scope.clone(), address.port);
+            let place = At { value: (), at };
+            unique(&mut seen.addresses, key, &place, "listener.address", "listen on each address once", problems);
+            Some(ListenAddress { tos: tos.map(|tos| tos.value as u8), line: Some(problems.line(at)), ..address })
+        }
+        Err(reason) => {
+            problems.add(text.at, "listener.address", reason, ADDRESS_REMEDY);
+            None
+        }
+    }
+}
+
+fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Options {
+    let mut options = Options::default();
+    if let Some(text) = section.string("provider", problems) {
+        match text.value.parse::<ProviderChoice>() {
+            Ok(provider) => options.provider = provider,
+            Err(reason) => problems.add(text.at, "options.provider", reason, "choose auto, verbs or soft"),
+        }
+    }
+    options.reactors = section.number("reactors", 1..1025, problems).map(|number| number.value as u16);
+    set(&mut options.io_queues, section.number("io_queues", 1..129, problems));
+    set(&mut options.queue_depth, section.number("queue_depth", 2..1025, problems));
+    set(
+        &mut options.in_capsule_data,
+        multiple(16, "in_capsule_data", section.size("in_capsule_data", 0..16385, problems), problems),
+    );
+    let mdts = section.size("mdts", 4096..(1 << 20) + 1, problems);
+    if let Some(size) = mdts.as_ref().filter(|size| !size.value.is_power_of_two()) {
+        problems.add(
+            size.at,
+            "options.mdts",
+            format!("{} is no power of two", Bytes(size.value)),
+            "choose 64K, 128K, .. 1M",
+        );
+    }
+    set(&mut options.mdts, mdts);
+    set(
+        &mut options.pool_size,
+        multiple(1 << 20, "pool_size", section.size("pool_size", 4 << 20..(1 << 40) + 1, problems), problems),
+    );
+    set(&mut options.receive_slots, section.number("receive_slots", 64..(1 << 20) + 1, problems));
+    set_flag(&mut options.poll, section.bool("poll", problems));
+    set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
+    set_flag(&mut options.overcommit, section.bool("overcommit", problems));
+    let granularity = section.number("keep_alive_granularity", 100..60_001, problems);
+    set(&mut options.keep_alive_granularity, multiple(100, "keep_alive_granularity", granularity, problems));
+    read_cntlid(&mut options, &mut section, problems);
+    if let Some(text) = section.string("log", problems) {
+        if !LOG_LEVELS.contains(&text.value.as_str()) {
+            let reason = format!("{:?} is no level", text.value);
+            problems.add(text.at, "options.log", reason, format!("choose one of {}", LOG_LEVELS.join(", ")));
+        }
+        options.log = text.value;
+    }
+    section.finish(problems);
+    options
+}
+
+fn read_cntlid(options: &mut Options, section: &mut Section<'_, '_>, problems: &mut Problems<'_>) {
+    let range = u64::from(CNTLID_MIN)..u64::from(CNTLID_MAX) + 1;
+    let min = section.number("cntlid_min", range.clone(), problems);
+    let max = section.number("cntlid_max", range, problems);
+    let at = max.as_ref().or(min.as_ref()).map_or(0, |value| value.at);
+    let low = min.map_or(CNTLID_MIN, |value| value.value as u16);
+    let high = max.map_or(CNTLID_MAX, |value| value.value as u16);
+    if low > high {
+        problems.add(at, "options.cntlid_max", "is below cntlid_min", "give a range that is not empty");
+    }
+    options.cntlid = low..=high;
+}
+
+const MAX_NSID: u64 = 1024;
+/// Offsets of files are signed.
+const MAX_SIZE: u64 = 1 << 63;
+const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+const NQN_REMEDY: &str = "give one of the form nqn.yyyy-mm.reversed.domain:name";
+const ADDRESS_REMEDY: &str = "give one of the form 192.0.2.1:4420, [2001:db8::1]:4420 or [fe80::1%eth0]:4420";
+
+fn missing(section: &Section<'_, '_>, key: &str, remedy: &str, problems: &mut Problems<'_>) {
+    problems.add(section.at(), &section.key(key), "is missing", remedy);
+}
+
+/// Notes a value, or the problem that it was there before.
+fn unique<K: std::hash::Hash + Eq, T>(
+    seen: &mut HashMap<K, usize>,
+    key: K,
+    place: &At<T>,
+    name: &str,
+    remedy: &str,
+    problems: &mut Problems<'_>,
+) {
+    if seen.insert(key, place.at).is_some() {
+        problems.add(place.at, name, "is there twice", remedy);
+    }
+}
+
+/// Printable ASCII of a limited length (NVMe Base 2.x, ASCII strings).
+fn text(section: &mut Section<'_, '_>, key: &'static str, max: usize, problems: &mut Problems<'_>) -> Option<String> {
+    let text = section.string(key, problems)?;
+    let fits = (1..=max).contains(&text.value.len()) && text.value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    if !fits {
+        let remedy = format!("give 1 to {max} printable ASCII characters");
+        problems.add(text.at, &section.key(key), format!("{:?} does not fit", text.value), remedy);
+    }
+    Some(text.value)
+}
+
+fn multiple(of: u64, key: &str, size: Option<At<u64>>, problems: &mut Problems<'_>) -> Option<At<u64>> {
+    let size = size?;
+    if !size.value.is_multiple_of(of) {
+        let reason = format!("{} is no multiple of {}", Bytes(size.value), Bytes(of));
+        problems.add(size.at, &format!("options.{key}"), reason, format!("choose a multiple of {}", Bytes(of)));
+    }
+    Some(size)
+}
+
+/// Takes a number over; its range was checked to fit.
+fn set<T: TryFrom<u64>>(option: &mut T, value: Option<At<u64>>) {
+    if let Some(value) = value.and_then(|value| T::try_from(value.value).ok()) {
+        *option = value;
+    }
+}
+
+fn set_flag(option: &mut bool, value: Option<bool>) {
+    *option = value.unwrap_or(*option);
+}
+
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    if digits.len() != 2 * N || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+/// A path without `.` and double slashes, to compare.
+fn normal(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
+}
