@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -138,6 +139,12 @@ fn device(path: impl Into<PathBuf>) -> BackendSpec {
     BackendSpec::new(Source::Device { path: path.into() })
 }
 
+/// Says so where the test runner does not capture it.
+fn skipped(why: &str) {
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
 /// A mounted file system that vanishes with it. `None`, loudly, where mounting is not allowed.
 struct Mount(TempDir);
 
@@ -148,7 +155,7 @@ impl Mount {
         if mounted.as_ref().is_ok_and(|output| output.status.success()) {
             return Some(Self(folder));
         }
-        eprintln!("SKIPPED: mounting a {kind} needs root: {mounted:?}");
+        skipped(&format!("mounting a {kind} needs root: {mounted:?}"));
         None
     }
 }
@@ -173,7 +180,7 @@ impl Loop {
                 Some(Self(String::from_utf8(output.stdout).unwrap().trim().into(), folder))
             }
             refused => {
-                eprintln!("SKIPPED: a loop device needs root: {refused:?}");
+                skipped(&format!("a loop device needs root: {refused:?}"));
                 None
             }
         }
@@ -421,7 +428,7 @@ fn a_device_with_large_blocks_refuses_small_ones() {
 fn a_mounted_device_is_refused_and_the_mount_named() {
     let Some(disk) = Loop::new(32 << 20, &[]) else { return };
     if !Command::new("mkfs.ext4").arg("-q").arg(&disk.0).status().is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: no mkfs.ext4");
+        skipped("no mkfs.ext4");
         return;
     }
     let folder = folder();
