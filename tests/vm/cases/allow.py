@@ -14,6 +14,7 @@ REFUSED = (
     (r"nvmet: connect by host \S+ for subsystem \S+ not allowed", "the kernel's target refuses, as it should"),
     (r"nvme nvme\d+: Connect Invalid Data Parameter", "the host reports the refusal that the case asks for"),
     (r"nvme nvme\d+: Connect rejected: status 8 \(invalid service ID\)", "nobody listens on that port"),
+    (r"nvme nvme\d+: Connect rejected: status 28 \(consumer defined\)", "nobody listens on that address of the port"),
     (r"nvme nvme\d+: Connect for subsystem \S+ is not allowed, hostnqn:", "the host is not on the list"),
     (r"nvme nvme\d+: failed to connect queue: 0 ret=", "the host reports the refusal that the case asks for"),
 )

@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from cases.allow import RECONNECT
+from cases.allow import RECONNECT, REFUSED
 from cases.registry import case
 from guest import network, nvmecli
 from guest.fio import MIB, Running, fio
@@ -36,11 +36,12 @@ def ipv4_and_ipv6_are_served_at_once(lab):
         works(lab, target, address).disconnect()
 
 
-@case()
+@case(allow=REFUSED)
 def a_vlan_interface_is_served(lab):
     ours, far = "192.168.79.1", "192.168.79.2"
     network.add_vlan(79, ours, far if lab.provider == "soft" else None)
     lab.undo(network.delete_vlan, 79)
+    lab.undo(nvmecli.disconnect_all)
     gid = "0000:0000:0000:0000:0000:ffff:c0a8:4f01"
     eventually("rxe0 has a GID for the VLAN address", lambda: gid in network.gids("rxe0"))
     address = far if lab.provider == "soft" else ours

@@ -18,7 +18,7 @@ from pathlib import Path
 from machine import paths
 from machine.kernels import Kernel
 
-BOOT_SECONDS = 180
+BOOT_SECONDS = 300
 #: what a reply may take beyond the guest's own limit before the guest counts as stuck
 GRACE_SECONDS = 45
 
@@ -116,22 +116,22 @@ class Guest:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def call(self, function: str, timeout: float = 60, **arguments):
+    def call(self, function: str, limit: float = 60, **arguments):
         """Runs `module:function` in the guest and returns its reply, a dictionary (see `guest/agent.py`)."""
-        return self.wait(self.send(function, timeout, **arguments), timeout)
+        return self.wait(self.send(function, limit, **arguments), limit)
 
-    def send(self, function: str, timeout: float, **arguments) -> int:
+    def send(self, function: str, limit: float, **arguments) -> int:
         """Starts a call; `wait` gets its reply. The guest does one call at a time."""
         number, self.requests = self.requests, self.requests + 1
-        request = {"call": function, "timeout": timeout, "arguments": arguments}
+        request = {"call": function, "timeout": limit, "arguments": arguments}
         draft = self.shared / f"{number}.draft"
         draft.write_text(json.dumps(request))
         draft.rename(self.shared / f"{number}.request")
         return number
 
-    def wait(self, number: int, timeout: float) -> dict:
+    def wait(self, number: int, limit: float) -> dict:
         reply = self.shared / f"{number}.reply"
-        self._wait_for(reply, timeout + GRACE_SECONDS, "reply")
+        self._wait_for(reply, limit + GRACE_SECONDS, "reply")
         return json.loads(reply.read_text())
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cases.registry import Case
 from guest.shell import Failed, Skip
 from machine import dmesg, paths
-from machine.guest import Cable, Disk, Guest, GuestDied
+from machine.guest import Cable, Disk, Guest
 from machine.kernels import Kernel
 from machine.report import Report
 
@@ -97,8 +97,8 @@ def run_pair_cases(kernel: Kernel, work: list[tuple[Case, str]], report: Report,
             message = "; ".join(faults) or None
         except Skip as skip:
             skipped = str(skip)
-        except (Failed, GuestDied, AssertionError) as failure:
-            message, extra = str(failure), traceback.format_exc().splitlines()
+        except Exception as failure:  # whatever it is, it is this case's
+            message, extra = f"{type(failure).__name__}: {failure}", traceback.format_exc().splitlines()
         finally:
             pair.close()
         bad = dmesg.judge(pair.dmesg, case.allow)
