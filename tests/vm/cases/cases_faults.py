@@ -7,7 +7,7 @@ from pathlib import Path
 from cases.allow import RECONNECT
 from cases.registry import FARSIDE, case
 from guest.fio import MIB, Running, fio
-from guest.shell import at_most, equal, eventually, sha256, true
+from guest.shell import equal, eventually, quick, sha256, true
 from guest.target import NQN, Subsystem
 
 #: the host tries every second, and for longer than any case lasts
@@ -49,7 +49,7 @@ def killed_under_fio_and_restarted_the_host_reconnects_and_verifies(lab):
 @case(timeout=300, allow=RECONNECT)
 def terminated_under_fio_it_ends_in_2_s_and_nothing_acknowledged_is_lost(lab):
     namespace, target, controller, disk, job = loaded(lab)
-    at_most("seconds from SIGTERM to the end", target.terminate(), 2.0)
+    quick("from SIGTERM to the end", target.terminate(), 2.0)
     true("fio waits", job.running())
     target.start()
     eventually("the host reconnected by itself", controller.live, 60)
@@ -63,7 +63,7 @@ def terminated_under_fio_it_ends_in_2_s_and_nothing_acknowledged_is_lost(lab):
 def an_idle_target_with_a_host_ends_at_once(lab):
     target = lab.serve()
     lab.connect(target)
-    at_most("seconds from SIGTERM to the end", target.terminate(), 2.0)
+    quick("from SIGTERM to the end", target.terminate(), 2.0)
 
 
 @case(providers=FARSIDE)

@@ -5,7 +5,7 @@ import subprocess
 
 from cases.allow import RECONNECT, REFUSED
 from cases.registry import case
-from guest import network, nvmecli
+from guest import network, nvmecli, shell
 from guest.fio import MIB, Running, fio
 from guest.shell import eventually, equal, run, sh, true
 from guest.target import NQN, Subsystem
@@ -77,7 +77,7 @@ def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     eventually("both write", lambda: all(job.running() for job in jobs))
     deleter = subprocess.Popen(["rdma", "link", "delete", "rxe2"])
     try:
-        deleter.wait(5)
+        deleter.wait(5 * shell.patience)
     except subprocess.TimeoutExpired:
         target.kill()
         deleter.wait(20)

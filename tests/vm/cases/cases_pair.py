@@ -5,7 +5,7 @@ import time
 
 from cases.allow import RECONNECT
 from cases.registry import case
-from guest.shell import at_least, at_most, equal, eventually, true
+from guest.shell import at_least, equal, eventually, quick, true
 from machine.pair import NEAR
 
 MIB = 2**20
@@ -21,7 +21,7 @@ def each_on_a_disk_of_its_own(pair, near_disk: str, far_disk: str, size: int, se
         for guest, disk in ((pair.near, near_disk), (pair.far, far_disk))
     ]
     for guest, number in numbers:
-        moved = pair.result(guest, number, seconds)
+        moved = pair.result(guest, number)
         equal(f"bytes that fio moved in guest {guest.name}", (moved["write"], moved["read"]), (size, size))
 
 
@@ -58,7 +58,7 @@ def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
     time.sleep(4)
     for guest, _ in jobs:
         true(f"fio runs in guest {guest.name}", pair.call(guest, "fio_running", name="load"))
-    at_most("seconds from SIGTERM to the end", pair.call(pair.near, "target_terminate", 60), 2.0)
+    quick("from SIGTERM to the end", pair.call(pair.near, "target_terminate", 60), 2.0)
     pair.call(pair.near, "target_start", 60)
     for guest, name in jobs:
         pair.call(guest, "wait_live", 90, controller=name, seconds=80)
@@ -85,7 +85,7 @@ def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     time.sleep(2)
     begun = time.monotonic()
     _, taken = pair.call(pair.near, "connect", 60, address=NEAR, **PATIENT)
-    at_most("seconds until the new host has its disk", time.monotonic() - begun, 10)
+    quick("until the new host has its disk", time.monotonic() - begun, 10)
     moved = pair.call(pair.near, "fio_run", 150, name="heir", filename=taken, rw="write", bs="64k", size=size,
                       iodepth=8, verify="crc32c")  # fmt: skip
     equal("bytes written", moved["write"], size)

@@ -6,7 +6,7 @@ from cases.allow import REFUSED, RESET
 from cases.registry import case
 from guest import nvmecli
 from guest.fio import MIB, fio
-from guest.shell import at_most, equal, eventually, sha256, true
+from guest.shell import equal, eventually, quick, sha256, true
 from guest.target import NQN, Subsystem
 
 UUID = "6d1a0a2e-6e51-4c0e-9a8e-1f8f5b1b7c01"
@@ -66,7 +66,7 @@ def reset_brings_the_controller_back_with_its_data(lab):
     disk = controller.disk()
     fio("fill", filename=disk, rw="write", bs="64k", size=8 * MIB, iodepth=4).moved_exactly(write=8 * MIB)
     before = sha256(disk, length=8 * MIB, direct=True)
-    at_most("seconds for a reset", controller.reset(), 3)
+    quick("for a reset", controller.reset(), 3)
     equal("queues after the reset", controller.attribute("queue_count"), "3")
     equal("checksum after the reset", sha256(controller.disk(), length=8 * MIB, direct=True), before)
 

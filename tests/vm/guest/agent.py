@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from guest import shell  # noqa: E402
 from guest.shell import Failed, Skip  # noqa: E402
 
 IDLE_SECONDS = 600
@@ -95,9 +96,10 @@ def perform(request: dict) -> dict:
     def ring(*_):
         # once is not enough: a handler up the stack may swallow it
         signal.alarm(10)
-        raise OutOfTime(f"no end within {request['timeout']} s")
+        raise OutOfTime(f"no end within {request['timeout']:.0f} s")
 
     begun = time.monotonic()
+    shell.patience = request["patience"]
     signal.signal(signal.SIGALRM, ring)
     signal.alarm(int(request["timeout"]))
     reply = {"status": "ok", "message": "", "value": None}

@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from guest import shell
 from guest.shell import Failed, at_least, equal, run
 
 KIB, MIB = 2**10, 2**20
@@ -81,7 +82,7 @@ class Running:
     def wait(self, timeout: float, status: int | None = 0) -> Result:
         """Waits for the end; `status` None takes any."""
         try:
-            said, _ = self.process.communicate(timeout=timeout)
+            said, _ = self.process.communicate(timeout=timeout * shell.patience)
         except subprocess.TimeoutExpired:
             self.stop()
             raise Failed(f"fio {self.name} did not end within {timeout:.0f} s") from None

@@ -5,6 +5,10 @@ import time
 from pathlib import Path
 
 
+#: how much longer than on an idle machine things may take; comes with each request
+patience = 1.0
+
+
 class Failed(AssertionError):
     """What was expected did not happen."""
 
@@ -13,17 +17,17 @@ class Skip(Exception):
     """The case cannot run here; says what is missing."""
 
 
-def sh(*argv, check=True, timeout=60.0, stdin=None, netns=None) -> str:
+def sh(*argv, check=True, timeout=90.0, stdin=None, netns=None) -> str:
     """Runs a command and returns its standard output."""
     return run(*argv, check=check, timeout=timeout, stdin=stdin, netns=netns).stdout
 
 
-def run(*argv, check=True, timeout=60.0, stdin=None, netns=None) -> subprocess.CompletedProcess:
+def run(*argv, check=True, timeout=90.0, stdin=None, netns=None) -> subprocess.CompletedProcess:
     command = [str(part) for part in argv]
     if netns:
         command = ["ip", "netns", "exec", netns, *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, input=stdin, errors="replace")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout * patience, input=stdin, errors="replace")
     except subprocess.TimeoutExpired:
         raise Failed(f"no end after {timeout:.0f} s: {' '.join(command)}") from None
     if check and done.returncode != 0:
@@ -56,9 +60,14 @@ def at_most(what: str, got, most) -> None:
         raise Failed(f"{what}: {got!r}, expected at most {most!r}")
 
 
+def quick(what: str, seconds: float, limit: float) -> None:
+    """A limit in seconds that is meant for an idle machine."""
+    at_most(f"seconds {what}", round(seconds, 2), limit * patience)
+
+
 def eventually(what: str, probe, timeout=10.0, interval=0.05):
     """Waits until `probe` returns something true, and returns that."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * patience
     while True:
         value = probe()
         if value:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
 
-from guest import network, nvmet
+from guest import network, nvmet, shell
 from guest.shell import Failed, equal, eventually
 
 NQN = "nqn.2026-11.io.example:"
@@ -163,7 +163,7 @@ class FarsideTarget:
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(timeout)
+            status = self.process.wait(timeout * shell.patience)
         except subprocess.TimeoutExpired:
             self.kill()
             raise Failed(f"farside did not end within {timeout:.0f} s of SIGTERM: {self.log()[-1500:]}") from None

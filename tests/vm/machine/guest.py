@@ -18,12 +18,17 @@ from pathlib import Path
 from machine import paths
 from machine.kernels import Kernel
 
-BOOT_SECONDS = 300
+BOOT_SECONDS = 180
 #: what a reply may take beyond the guest's own limit before the guest counts as stuck
 GRACE_SECONDS = 45
 
 _running: set["Guest"] = set()
 _lock = threading.Lock()
+
+
+def patience() -> float:
+    """How much longer than on an idle machine things may take now: 1 when the load is our own."""
+    return max(1.0, os.getloadavg()[0] / (2 * os.cpu_count()))
 
 
 class GuestDied(Exception):
@@ -69,6 +74,7 @@ class Guest:
     process: subprocess.Popen | None = None
     boots: int = 0
     requests: int = 0
+    limits: dict[int, float] = field(default_factory=dict)
 
     def start(self) -> None:
         """Boots and waits for the agent."""
@@ -102,7 +108,7 @@ class Guest:
             _running.add(self)
 
     def wait_ready(self) -> None:
-        self._wait_for(self.shared / "ready", BOOT_SECONDS, "boot")
+        self._wait_for(self.shared / "ready", BOOT_SECONDS * patience(), "boot")
 
     @property
     def shared(self) -> Path:
@@ -118,20 +124,22 @@ class Guest:
 
     def call(self, function: str, limit: float = 60, **arguments):
         """Runs `module:function` in the guest and returns its reply, a dictionary (see `guest/agent.py`)."""
-        return self.wait(self.send(function, limit, **arguments), limit)
+        return self.wait(self.send(function, limit, **arguments))
 
     def send(self, function: str, limit: float, **arguments) -> int:
         """Starts a call; `wait` gets its reply. The guest does one call at a time."""
         number, self.requests = self.requests, self.requests + 1
-        request = {"call": function, "timeout": limit, "arguments": arguments}
+        factor = patience()
+        self.limits[number] = limit * factor
+        request = {"call": function, "timeout": limit * factor, "patience": factor, "arguments": arguments}
         draft = self.shared / f"{number}.draft"
         draft.write_text(json.dumps(request))
         draft.rename(self.shared / f"{number}.request")
         return number
 
-    def wait(self, number: int, limit: float) -> dict:
+    def wait(self, number: int) -> dict:
         reply = self.shared / f"{number}.reply"
-        self._wait_for(reply, limit + GRACE_SECONDS, "reply")
+        self._wait_for(reply, self.limits[number] + GRACE_SECONDS, "reply")
         return json.loads(reply.read_text())
 
     def stop(self) -> None:

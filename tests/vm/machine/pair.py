@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases.registry import Case
+from guest import shell
 from guest.shell import Failed, Skip
 from machine import dmesg, paths
-from machine.guest import Cable, Disk, Guest
+from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
 
@@ -56,10 +57,11 @@ class Pair:
 
     def call(self, guest: Guest, function: str, seconds: float = 60, **arguments):
         """Calls a function of `guest/remote.py` and returns its value; a failure there is a failure here."""
-        return self.result(guest, guest.send(f"guest.remote:{function}", seconds, **arguments), seconds)
+        shell.patience = patience()
+        return self.result(guest, guest.send(f"guest.remote:{function}", 2 * seconds, **arguments))
 
-    def result(self, guest: Guest, number: int, seconds: float):
-        reply = guest.wait(number, seconds)
+    def result(self, guest: Guest, number: int):
+        reply = guest.wait(number)
         self.dmesg += reply["dmesg"]
         if reply["status"] == "skipped":
             raise Skip(reply["message"])

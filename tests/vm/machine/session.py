@@ -12,8 +12,6 @@ from machine.kernels import Kernel
 from machine.report import Report
 
 SCRATCH_SIZE = 8 * 2**30
-#: a case's own time limit is for an idle machine; a shared one may take several times that
-PATIENCE = 2
 
 
 @dataclass
@@ -68,7 +66,7 @@ class Session:
         series = self.kernel.series
         begun = time.monotonic()
         try:
-            reply = guest.call("guest.agent:run_case", case.timeout * PATIENCE, name=case.name, provider=provider)
+            reply = guest.call("guest.agent:run_case", 2 * case.timeout, name=case.name, provider=provider)
         except GuestDied as death:
             trouble = dmesg.traces(guest.console.read_text(errors="replace"))
             message = f"{death}" + (f"; its kernel said: {trouble[0]}" if trouble else "")
