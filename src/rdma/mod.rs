@@ -25,6 +25,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub mod local;
 mod types;
 pub use types::*;
 
