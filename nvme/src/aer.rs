@@ -218,6 +218,18 @@ mod tests {
     }
 
     #[test]
+    fn a_change_before_the_first_piece_is_in_the_copy() {
+        let mut events = AsyncEvents::default();
+        events.request(1);
+        events.request(2);
+        events.raise(DISCOVERY);
+        events.raise(DISCOVERY);
+        assert_eq!(events.log_read(DISCOVERY, 0, true), None);
+        assert_eq!(events.log_read(DISCOVERY, 1024, false), None);
+        assert!(events.raise(DISCOVERY).is_some());
+    }
+
+    #[test]
     fn reading_one_log_does_not_unmask_the_other() {
         let mut events = AsyncEvents::default();
         for cid in 1..4 {

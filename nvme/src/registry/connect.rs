@@ -58,6 +58,14 @@ impl From<Status> for Refusal {
     }
 }
 
+impl Refusal {
+    /// Without Do Not Retry. Hosts take that bit in an answer to Connect as "never come back", and what ended the old controller
+    /// does not keep the host from getting a new one.
+    fn come_back(field: ConnectField) -> Self {
+        Self { status: Status::CONNECT_INVALID_PARAMETERS, dword0: field.to_dword0() }
+    }
+}
+
 impl From<ConnectField> for Refusal {
     fn from(field: ConnectField) -> Self {
         Self { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), dword0: field.to_dword0() }
@@ -182,7 +190,7 @@ impl Registry {
                     && controller.association.subnqn == peer.subnqn
                     && !controller.is_dying()
             })
-            .ok_or(ConnectField::Cntlid)?;
+            .ok_or_else(|| Refusal::come_back(ConnectField::Cntlid))?;
         if controller.association.hostnqn != peer.hostnqn {
             return Err(ConnectField::Hostnqn.into());
         }
@@ -196,7 +204,8 @@ impl Registry {
             return Err(ConnectField::Sqsize.into());
         }
         if !controller.properties.io_allowed() || controller.io_queues.contains(&connect.qid) {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr().into());
+            // Both pass: the controller gets enabled, the old queue of this identifier gets closed.
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
         }
         if !controller.properties.io_entry_sizes_valid() {
             return Err(ConnectField::Qid.into());
