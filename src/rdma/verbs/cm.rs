@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use rdma_sys as ib;
 use rdma_sys::rdma_cm_event_type as kind;
 use tracing::{debug, info, warn};
@@ -108,6 +109,9 @@ struct Resolving {
     timeout: Duration,
 }
 
+/// How often to look whether devices are still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 type Said = CmEvent<Incoming, Outgoing>;
 
 /// See [`crate::rdma::Cm`].
@@ -118,8 +122,10 @@ pub struct Cm {
     ready: VecDeque<Said>,
     channel: Arc<Channel>,
     registry: Arc<Registry>,
-    /// Joins the channel's descriptor and the wake-up for dropped ids.
+    /// Joins the channel's descriptor, the wake-up for dropped ids, and the timer.
     epoll: Epoll,
+    /// When to look whether devices are still there (see `device.rs`).
+    look: TimerFd,
 }
 
 impl Cm {
@@ -131,7 +137,12 @@ impl Cm {
         // SAFETY: the descriptor belongs to the channel, which outlives the borrow.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(channel.fd()) };
         epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 1)).map_err(fault)?;
+        let look = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC);
+        let look = look.map_err(fault)?;
+        look.set(Expiration::Interval(LOOK_EVERY.into()), TimerSetTimeFlags::empty()).map_err(fault)?;
+        epoll.add(&look, EpollEvent::new(EpollFlags::EPOLLIN, 2)).map_err(fault)?;
         Ok(Self {
+            look,
             listeners: HashMap::new(),
             resolving: HashMap::new(),
             ready: VecDeque::new(),
@@ -158,8 +169,8 @@ impl Cm {
         match event.kind {
             kind::RDMA_CM_EVENT_CONNECT_REQUEST => self.request(listener, event),
             kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                self.lose_listener(listener, "its device was removed");
                 self.device_removed(event.verbs);
+                self.lose_listener(listener, "its device was removed");
             }
             kind::RDMA_CM_EVENT_ADDR_CHANGE => self.lose_listener(listener, "its address changed"),
             other => debug!(listener = listener.0, event = other, status = event.status, "listener event"),
@@ -175,9 +186,17 @@ impl Cm {
     }
 
     fn device_removed(&mut self, verbs: *mut ib::ibv_context) {
-        if let Some(device) = self.registry.remove(verbs) {
-            info!(device = device.name(), id = device.id().0, "RDMA device removed");
-            self.ready.push_back(CmEvent::DeviceRemoved(device.id()));
+        let Some(device) = self.registry.remove(verbs) else { return };
+        info!(device = device.name(), id = device.id().0, "RDMA device removed");
+        self.ready.push_back(CmEvent::DeviceRemoved(device.id()));
+        let on_it = |id: &Id| ptr::eq(id.get().verbs(), verbs);
+        let listeners: Vec<_> = self.listeners.iter().filter(|(_, l)| on_it(&l.id)).map(|(id, _)| *id).collect();
+        for listener in listeners {
+            self.lose_listener(listener, "its device was removed");
+        }
+        let resolving: Vec<_> = self.resolving.iter().filter(|(_, r)| on_it(&r.id)).map(|(id, _)| *id).collect();
+        for conn in resolving {
+            self.resolve_failed(conn, libc::ENODEV);
         }
     }
 
@@ -258,12 +277,7 @@ impl Cm {
                     self.ready.push_back(CmEvent::Disconnected { conn });
                 }
             }
-            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                if self.resolving.contains_key(&conn) {
-                    self.resolve_failed(conn, libc::ENODEV);
-                }
-                self.device_removed(event.verbs);
-            }
+            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => self.device_removed(event.verbs),
             // The end of the time in which stray packets may arrive; also what newer libraries may add.
             other => debug!(conn = conn.0, event = other, status = event.status, "connection event"),
         }
@@ -386,6 +400,11 @@ impl crate::rdma::Cm for Cm {
 
     fn poll_event(&mut self, _now: Duration) -> Option<Said> {
         self.channel.destroy_dropped();
+        if self.look.wait().is_ok() {
+            for verbs in self.registry.vanished() {
+                self.device_removed(verbs);
+            }
+        }
         while self.ready.is_empty() {
             let event = Event::next(&self.channel)?;
             self.handle(event);

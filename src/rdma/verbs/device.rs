@@ -4,9 +4,10 @@
 //! *watch*. It holds librdmacm's context of the device open, and it is told when the device is removed even if no
 //! connection and no listener is bound to it at that time.
 //!
-//! Removal: the kernel tells every id, and then, for drivers that cannot take a device away from its users (rxe, siw),
-//! waits until each descriptor of it is closed. Ours are closed with the endpoints; librdmacm never closes its own, and
-//! offers no call for it. So when the last user of a removed device is gone, [`Device`]'s drop puts /dev/null in the place
+//! Removal: drivers that cannot take a device away from its users (rxe, siw) make the kernel wait until each descriptor
+//! of it is closed. Whether the ids are told before that wait depends on which module was loaded first, rdma_cm or
+//! ib_uverbs; the device's node is gone in either case, so the CM also looks for that. Our descriptors are closed with the
+//! endpoints; librdmacm never closes its own, and offers no call for it. So when the last user of a removed device is gone, [`Device`]'s drop puts /dev/null in the place
 //! of both descriptors, which lets the kernel finish, and then destroys the watch. The order matters: until then the
 //! watch keeps librdmacm from freeing the context under us, and what librdmacm still does with it later (freeing its
 //! protection domain, closing the context once a new device is met) works on /dev/null just as well.
@@ -15,6 +16,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,6 +37,8 @@ pub(super) const NO_DEVICE_REMEDY: &str = "rdma link add rxe0 type rxe netdev et
 pub(super) struct Device {
     id: DeviceId,
     name: String,
+    /// Goes at the start of a removal; `None` where sysfs does not show it.
+    node: Option<PathBuf>,
     /// librdmacm's context. Open as long as the watch lives.
     verbs: *mut ib::ibv_context,
     port: u8,
@@ -190,10 +194,11 @@ impl Registry {
     fn meet(&self, id: &RawId, local: SocketAddr, channel: &Arc<Channel>) -> Result<Device, RdmaError> {
         let verbs = id.verbs();
         // SAFETY: `id` is bound, so librdmacm holds its context and that its device.
-        let (name, transport) = unsafe {
+        let (name, node, transport) = unsafe {
             let device = (*verbs).device;
             let name = CStr::from_ptr(ib::ibv_get_device_name(device)).to_string_lossy().into_owned();
-            (name, (*device).transport_type)
+            let node = CStr::from_ptr((*device).dev_name.as_ptr()).to_string_lossy().into_owned();
+            (name, Path::new("/sys/class/infiniband_verbs").join(node), (*device).transport_type)
         };
         let number = DeviceId(self.next.fetch_add(1, Ordering::Relaxed));
         let watch = match RawId::watch(channel, number, local) {
@@ -214,6 +219,7 @@ impl Registry {
             id: number,
             gid: gid_text(&name, port, id.sgid()),
             name,
+            node: node.exists().then_some(node),
             verbs,
             port,
             caps: caps(verbs, iwarp)?,
@@ -225,6 +231,12 @@ impl Registry {
         };
         device.caps.max_inline = probe_inline(&device);
         Ok(device)
+    }
+
+    /// librdmacm's contexts of devices whose removal has begun.
+    pub(super) fn vanished(&self) -> Vec<*mut ib::ibv_context> {
+        let gone = |device: &&Arc<Device>| device.node.as_ref().is_some_and(|node| !node.exists());
+        self.lock().iter().filter(gone).map(|device| device.verbs).collect()
     }
 
     /// The device of `verbs` was removed: forget it, so that it is let go with its last user.
