@@ -155,6 +155,7 @@ impl Requester {
             && chunk.is_complete()
         {
             shared.credit.give(core::mem::take(&mut chunk.bytes));
+            chunk.reread = false;
         }
         // A complete chunk behind one that is not still counts as outstanding: the peer remembers only so many requests,
         // and the oldest one may have to be repeated.

@@ -23,6 +23,7 @@
     deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::cast_possible_truncation, clippy::cast_sign_loss)
 )]
 
+pub mod cm;
 pub mod icrc;
 pub mod packet;
 

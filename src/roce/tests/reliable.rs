@@ -356,7 +356,8 @@ fn storm(seed: u64, faults: Faults, mtu: Mtu) -> Net {
     net.run_until(net.now + Duration::from_secs(120));
     for (node, expected) in expected.iter().enumerate() {
         let done: Vec<_> = net.nodes[node].done.iter().copied().collect();
-        assert!(done.iter().all(|c| c.status == Status::Success), "seed {seed}: {done:?}");
+        let failed = done.iter().find(|c| c.status != Status::Success);
+        assert_eq!(failed, None, "seed {seed}, {faults:?}, {mtu:?}, {:?}", net.nodes[node].engine.counters());
         for receives in [false, true] {
             let of =
                 |tags: &mut dyn Iterator<Item = u64>| tags.filter(|t| (*t >= 1000) == receives).collect::<Vec<_>>();
