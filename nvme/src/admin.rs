@@ -1,6 +1,7 @@
 //! Admin commands, given types.
 //!
-//! Only what this controller serves is here; any other opcode is Invalid Command Opcode. (NVMe Base 2.x, Admin Command Set.)
+//! Only what this controller serves is here; any other opcode is Invalid Command Opcode. (NVMe Base 2.x, Admin Command
+//! Set.)
 
 use crate::command::{Command, Fuse, NSID_ALL};
 use crate::status::Status;
@@ -147,8 +148,8 @@ impl AdminCommand {
 }
 
 impl GetLogPage {
-    /// NUMD is a zero's based count of dwords, split over two Dwords; LPO must be dword aligned unless the page is indexed, and no page
-    /// of ours is (IOS of log page 00h is clear, so Offset Type 1 is refused).
+    /// NUMD is a zero's based count of dwords, split over two Dwords; LPO must be dword aligned unless the page is
+    /// indexed, and no page of ours is (IOS of log page 00h is clear, so Offset Type 1 is refused).
     fn parse(command: &Command) -> Result<Self, Refused> {
         let [lid, lsp_rae, n0, n1] = command.cdw10.to_le_bytes();
         let [n2, n3, ..] = command.cdw11.to_le_bytes();

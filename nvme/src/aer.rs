@@ -1,8 +1,10 @@
-//! Asynchronous events: requests that are parked, notices that wait, and the mask between a notice and the reading of its log.
+//! Asynchronous events: requests that are parked, notices that wait, and the mask between a notice and the reading of
+//! its log.
 //!
-//! A notice is reported once; it stays masked until the host reads the log page with Retain Asynchronous Event clear. What changes
-//! after the host took its copy of the page is reported again after that read, so no change is lost and a storm of changes is one event.
-//! (NVMe Base 2.x, Asynchronous Event Request command, and Asynchronous Event Configuration.)
+//! A notice is reported once; it stays masked until the host reads the log page with Retain Asynchronous Event clear.
+//! What changes after the host took its copy of the page is reported again after that read, so no change is lost and a
+//! storm of changes is one event. (NVMe Base 2.x, Asynchronous Event Request command, and Asynchronous Event
+//! Configuration.)
 
 use std::collections::VecDeque;
 
@@ -254,7 +256,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_request_is_fired_parked_or_refused(steps in proptest::collection::vec((0u8..5, any::<bool>(), any::<bool>()), 0..200)) {
+        fn every_request_is_fired_parked_or_refused(
+            steps in proptest::collection::vec((0u8..5, any::<bool>(), any::<bool>()), 0..200),
+        ) {
             let mut events = AsyncEvents::default();
             let (mut taken, mut answered) = (0usize, 0usize);
             for (cid, (step, flag, start)) in steps.into_iter().enumerate() {

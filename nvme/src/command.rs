@@ -1,8 +1,8 @@
 //! The submission queue entry (SQE): 64 bytes from a host, parsed once.
 //!
-//! [`Command`] is what all queues share: identifier, opcode, namespace, SGL. What the Command Dwords mean depends on the opcode; the modules
-//! [`crate::io`], `fabrics` and `admin` give them types, and nothing past those looks at Dwords.
-//! (NVMe Base 2.x, Common Command Format.)
+//! [`Command`] is what all queues share: identifier, opcode, namespace, SGL. What the Command Dwords mean depends on
+//! the opcode; the modules [`crate::io`], `fabrics` and `admin` give them types, and nothing past those looks at
+//! Dwords. (NVMe Base 2.x, Common Command Format.)
 
 use core::fmt;
 
@@ -124,9 +124,9 @@ impl Command {
     /// Parses the 64 bytes at the start of a capsule.
     ///
     /// # Errors
-    /// A reserved FUSE value or a PSDT other than 01b (fabrics carries SGLs, and a metadata pointer that is a plain address) is
-    /// Invalid Field; a descriptor that this transport does not carry is SGL Descriptor Type Invalid. The descriptor of a command that
-    /// moves no data is not looked at.
+    /// A reserved FUSE value or a PSDT other than 01b (fabrics carries SGLs, and a metadata pointer that is a plain
+    /// address) is Invalid Field; a descriptor that this transport does not carry is SGL Descriptor Type Invalid. The
+    /// descriptor of a command that moves no data is not looked at.
     pub fn parse(sqe: &[u8; SQE_LEN]) -> Result<Self, BadCommand> {
         let sqe: &Sqe = zerocopy::transmute_ref!(sqe);
         let cid = sqe.cid.get();

@@ -35,9 +35,9 @@ impl Completion {
         Self { result: 0, cid, status }
     }
 
-    /// The 16 bytes of the wire. `sqhd` is the submission queue head pointer, FFFFh on a queue whose flow control was disabled
-    /// by Connect; `sqid` the queue's identifier (fabrics reserves the field; nvmet fills it and so do we). The phase tag is
-    /// reserved on fabrics and written as zero.
+    /// The 16 bytes of the wire. `sqhd` is the submission queue head pointer, FFFFh on a queue whose flow control was
+    /// disabled by Connect; `sqid` the queue's identifier (fabrics reserves the field; nvmet fills it and so do we).
+    /// The phase tag is reserved on fabrics and written as zero.
     #[must_use]
     pub fn encode(&self, sqhd: u16, sqid: u16) -> [u8; CQE_LEN] {
         let mut cqe = [0; CQE_LEN];

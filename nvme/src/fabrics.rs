@@ -120,7 +120,8 @@ impl ConnectData {
     }
 }
 
-/// Which field made a Connect invalid: Dword 0 of the completion, IPO in the low half, IATTR bit 0 (the field lies in the data) above.
+/// Which field made a Connect invalid: Dword 0 of the completion, IPO in the low half, IATTR bit 0 (the field lies in
+/// the data) above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectField {
     Qid,

@@ -1,8 +1,9 @@
 //! Features: the values that Get Features and Set Features work on.
 //!
-//! One table says which identifiers (FID) exist for which kind of controller and whether they can be changed; none can be saved, so a
-//! saved value is the default one. Values go back to their defaults at a controller reset, but for the keep alive timeout and the host
-//! identifier, which belong to the association. (NVMe Base 2.x, Feature Specific Information.)
+//! One table says which identifiers (FID) exist for which kind of controller and whether they can be changed; none can
+//! be saved, so a saved value is the default one. Values go back to their defaults at a controller reset, but for the
+//! keep alive timeout and the host identifier, which belong to the association. (NVMe Base 2.x, Feature Specific
+//! Information.)
 
 use core::time::Duration;
 
@@ -278,8 +279,8 @@ impl Features {
         Ok(both_halves(self.queues))
     }
 
-    /// Every field of Host Behavior Support is an enable of 0 or 1, and we have none of the behaviours but Advanced Command Retry, which
-    /// needs nothing of us (CRDT1 to 3 are zero).
+    /// Every field of Host Behavior Support is an enable of 0 or 1, and we have none of the behaviours but Advanced
+    /// Command Retry, which needs nothing of us (CRDT1 to 3 are zero).
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Refused> {
         let data = data.get(..self.host_behavior.len()).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         if !matches!(data, [0 | 1, rest @ ..] if rest.iter().all(|&byte| byte == 0)) {

@@ -1,8 +1,10 @@
-//! I/O commands: checked against a published view of their namespace, with no registry, no lock, no allocation and no division.
+//! I/O commands: checked against a published view of their namespace, with no registry, no lock, no allocation and no
+//! division.
 //!
-//! [`check`] turns a [`Command`] into an [`IoCommand`] that cannot reach outside the namespace, is within MDTS, and whose SGL covers
-//! its data. What remains for the transport: resolve a last-segment SGL and compare its sum with [`IoCommand::data_len`], and give the data of
-//! a Dataset Management command to [`parse_ranges`]. (NVM Command Set 1.x.)
+//! [`check`] turns a [`Command`] into an [`IoCommand`] that cannot reach outside the namespace, is within MDTS, and
+//! whose SGL covers its data. What remains for the transport: resolve a last-segment SGL and compare its sum with
+//! [`IoCommand::data_len`], and give the data of a Dataset Management command to [`parse_ranges`]. (NVM Command Set
+//! 1.x.)
 
 use crate::command::{Command, Fuse, Opcode, Transfer};
 use crate::status::Status;
@@ -25,7 +27,8 @@ pub mod opcode {
     pub const DATASET_MANAGEMENT: Opcode = Opcode(0x09);
 }
 
-/// What I/O needs to know of a namespace. Built by the registry, published to whoever checks commands; a change is a new view.
+/// What I/O needs to know of a namespace. Built by the registry, published to whoever checks commands; a change is a
+/// new view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceView {
     /// Namespace identifier.
@@ -125,8 +128,8 @@ impl IoCommand {
     }
 }
 
-/// Checks an I/O command against its namespace. `view` is the one that `command.nsid` names; where there is none, the answer is
-/// [`no_namespace`].
+/// Checks an I/O command against its namespace. `view` is the one that `command.nsid` names; where there is none, the
+/// answer is [`no_namespace`].
 ///
 /// # Errors
 /// The status to answer with; nothing was done.
@@ -195,8 +198,8 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
     Ok(io)
 }
 
-/// The answer to a command whose NSID names no namespace of this controller, the broadcast value included (VWC says that Flush does not
-/// take it).
+/// The answer to a command whose NSID names no namespace of this controller, the broadcast value included (VWC says
+/// that Flush does not take it).
 #[must_use]
 pub const fn no_namespace() -> Status {
     Status::INVALID_NAMESPACE.dnr()
@@ -250,7 +253,8 @@ impl ExactSizeIterator for Ranges<'_> {}
 /// Checks the first `count` range descriptors in `bytes` against the namespace.
 ///
 /// # Errors
-/// Data SGL Length Invalid when the bytes are too few, LBA Out of Range when any range reaches outside (then none is done).
+/// Data SGL Length Invalid when the bytes are too few, LBA Out of Range when any range reaches outside (then none is
+/// done).
 pub fn parse_ranges<'a>(bytes: &'a [u8], count: u16, view: &NamespaceView) -> Result<Ranges<'a>, Status> {
     let (descriptors, _) = bytes.as_chunks::<16>();
     let descriptors = descriptors.get(..usize::from(count)).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;

@@ -1,4 +1,5 @@
-//! Log pages of one controller: the ring of errors, the list of changed namespaces, the counters, and the tables of what is supported.
+//! Log pages of one controller: the ring of errors, the list of changed namespaces, the counters, and the tables of
+//! what is supported.
 //!
 //! Every page is built whole and then cut by [`slice()`], so offsets and lengths are handled in one place.
 
@@ -47,8 +48,8 @@ const CHANGED_MAX: usize = 1024;
 /// Entries of the error log (ELPE is one less).
 pub(crate) const ERROR_SLOTS: usize = 128;
 
-/// The bytes `[offset, offset + len)` of a page; what lies past its end is zero, so the host gets exactly what it asked for. An offset
-/// past the end is refused.
+/// The bytes `[offset, offset + len)` of a page; what lies past its end is zero, so the host gets exactly what it asked
+/// for. An offset past the end is refused.
 pub(crate) fn slice(page: &[u8], offset: u64, len: usize) -> Result<Vec<u8>, Status> {
     let invalid = Status::INVALID_FIELD.dnr();
     let offset = usize::try_from(offset).map_err(|_| invalid)?;
@@ -160,8 +161,8 @@ pub struct IoCounters {
     pub media_errors: u64,
 }
 
-/// SMART / health. There is no sensor and no wear behind a file, so temperature is 0 K (WCTEMP and CCTEMP of 0 say that no threshold is
-/// reported) and the spare is whole.
+/// SMART / health. There is no sensor and no wear behind a file, so temperature is 0 K (WCTEMP and CCTEMP of 0 say that
+/// no threshold is reported) and the spare is whole.
 pub(crate) fn smart_page(counters: &IoCounters, errors: u64, power_on: Duration) -> Vec<u8> {
     let mut smart = SmartLog::zeroed();
     smart.available_spare = 100;
@@ -188,8 +189,8 @@ pub(crate) fn supported_page(pages: &[u8]) -> Vec<u8> {
     dword_table(256, pages.iter().map(|&lid| (lid.into(), SUPPORTED)))
 }
 
-/// Commands supported and effects (LID 05h): 256 Dwords for admin commands, 256 for I/O commands. Writes change content (LBCC); the scope is the
-/// namespace for I/O and the controller for admin commands.
+/// Commands supported and effects (LID 05h): 256 Dwords for admin commands, 256 for I/O commands. Writes change content
+/// (LBCC); the scope is the namespace for I/O and the controller for admin commands.
 pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Vec<u8> {
     let admin = [
         admin::GET_LOG_PAGE,

@@ -1,8 +1,9 @@
 //! NVMe Qualified Names (NQN): of subsystems and of hosts.
 //!
-//! Two rules on purpose. What arrives from a host is matched byte by byte and only refused when it is empty, unterminated or longer than 223
-//! bytes: real hosts send bare UUIDs and other odd names, and refusing them breaks installations. What an operator *creates* is
-//! checked strictly ([`Nqn::strict`]), with an error that names the rule. (NVMe Base 2.x, NVMe Qualified Names.)
+//! Two rules on purpose. What arrives from a host is matched byte by byte and only refused when it is empty,
+//! unterminated or longer than 223 bytes: real hosts send bare UUIDs and other odd names, and refusing them breaks
+//! installations. What an operator *creates* is checked strictly ([`Nqn::strict`]), with an error that names the rule.
+//! (NVMe Base 2.x, NVMe Qualified Names.)
 
 use core::fmt;
 
@@ -63,8 +64,8 @@ impl fmt::Display for NqnError {
 impl core::error::Error for NqnError {}
 
 impl Nqn {
-    /// From a 256-byte wire field: the bytes before the first NUL. What follows the NUL is ignored. `None` when it is empty, not
-    /// terminated or too long.
+    /// From a 256-byte wire field: the bytes before the first NUL. What follows the NUL is ignored. `None` when it is
+    /// empty, not terminated or too long.
     #[must_use]
     pub fn from_wire(field: &[u8; NQN_FIELD]) -> Option<Self> {
         let len = field.iter().position(|&byte| byte == 0)?;
@@ -74,7 +75,8 @@ impl Nqn {
         field.get(..len).map(|name| Self(name.into()))
     }
 
-    /// For names that must match what hosts send (lists of allowed hosts): any 1 to 223 bytes without spaces or control characters.
+    /// For names that must match what hosts send (lists of allowed hosts): any 1 to 223 bytes without spaces or control
+    /// characters.
     ///
     /// # Errors
     /// Names the rule that is broken.

@@ -1,8 +1,8 @@
 //! Properties: the registers of a fabrics controller, and the life cycle behind them.
 //!
-//! [`Properties`] is the enable, ready, shutdown and fatal state machine. It decides nothing about queues: a write to Controller
-//! Configuration (CC) returns what has to happen ([`CcEffects`]), and whoever owns the queues reports back. CSTS.RDY goes to 0 only
-//! when the I/O queues of the old life are gone, so no late write can land in the next one.
+//! [`Properties`] is the enable, ready, shutdown and fatal state machine. It decides nothing about queues: a write to
+//! Controller Configuration (CC) returns what has to happen ([`CcEffects`]), and whoever owns the queues reports back.
+//! CSTS.RDY goes to 0 only when the I/O queues of the old life are gone, so no late write can land in the next one.
 //! (NVMe Base 2.x, Controller Properties; Property Get and Set commands.)
 
 use crate::fabrics::PropertyRef;
@@ -79,7 +79,8 @@ impl Properties {
             &[CSS_NVM, CSS_CSI]
         } else {
             cap |= CAP_CSS_ADMIN_ONLY;
-            // It has no I/O commands whatever the host selects, and some select what the I/O controllers of the same target offer.
+            // It has no I/O commands whatever the host selects, and some select what the I/O controllers of the same
+            // target offer.
             &[CSS_NVM, CSS_CSI, CSS_ADMIN_ONLY]
         };
         Self { cap, crto: u32::from(timeout), cc: 0, css, life: Life::Disabled, shutdown: Shutdown::Normal }
@@ -120,8 +121,8 @@ impl Properties {
         effects
     }
 
-    /// EN 0 to 1. A configuration that we cannot run is a fatal status, as there is no status in CC itself. While the old life drains, the
-    /// new one starts when that is done.
+    /// EN 0 to 1. A configuration that we cannot run is a fatal status, as there is no status in CC itself. While the
+    /// old life drains, the new one starts when that is done.
     fn enable(&mut self) {
         if self.life != Life::Disabled {
             return;
@@ -159,7 +160,8 @@ impl Properties {
         if self.life == Life::Draining {
             self.life = Life::Disabled;
             self.shutdown = match self.shutdown {
-                // With the queues drained and closed there is nothing left to settle; a host that still asks for it is told so.
+                // With the queues drained and closed there is nothing left to settle; a host that still asks for it is
+                // told so.
                 Shutdown::InProgress | Shutdown::Complete if self.cc & CC_SHN != 0 => Shutdown::Complete,
                 _ => Shutdown::Normal,
             };
@@ -405,7 +407,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sequence_of_writes_is_ready_without_enable(writes in proptest::collection::vec((any::<u32>(), 0u8..4), 0..40)) {
+        fn no_sequence_of_writes_is_ready_without_enable(
+            writes in proptest::collection::vec((any::<u32>(), 0u8..4), 0..40),
+        ) {
             let mut p = properties();
             for (cc, then) in writes {
                 write_cc(&mut p, cc);

@@ -1,8 +1,9 @@
 //! Scatter gather lists (SGL): where a command's data are.
 //!
-//! Over RDMA a command names host memory by one keyed descriptor, names data inside its own capsule by an offset descriptor, or names a list
-//! of keyed descriptors inside the capsule by a last-segment descriptor. Everything else is refused here, so no later code can
-//! turn a bad descriptor into an RDMA operation. (NVMe Base 2.x, Scatter Gather List; NVMe RDMA Transport, Keyed SGL Data Block.)
+//! Over RDMA a command names host memory by one keyed descriptor, names data inside its own capsule by an offset
+//! descriptor, or names a list of keyed descriptors inside the capsule by a last-segment descriptor. Everything else is
+//! refused here, so no later code can turn a bad descriptor into an RDMA operation. (NVMe Base 2.x, Scatter Gather
+//! List; NVMe RDMA Transport, Keyed SGL Data Block.)
 
 use core::ops::{Deref, Range};
 
@@ -35,14 +36,16 @@ pub enum Sgl {
     None,
     /// One region of host memory.
     Keyed(KeyedSgl),
-    /// Data inside the capsule, `offset` bytes after the command. Not yet checked against what arrived: [`check_in_capsule`].
+    /// Data inside the capsule, `offset` bytes after the command. Not yet checked against what arrived:
+    /// [`check_in_capsule`].
     InCapsule {
         /// Bytes from the end of the 64-byte command.
         offset: u64,
         /// Bytes of data.
         len: u32,
     },
-    /// A list of keyed descriptors inside the capsule. Not yet checked: [`check_in_capsule`], then [`resolve_last_segment`].
+    /// A list of keyed descriptors inside the capsule. Not yet checked: [`check_in_capsule`], then
+    /// [`resolve_last_segment`].
     LastSegment {
         /// Bytes from the end of the 64-byte command.
         offset: u64,
@@ -111,12 +114,13 @@ impl Sgl {
         }
     }
 
-    /// Checks that `needed` bytes fit what the descriptor describes, in the direction of the transfer. A longer descriptor is fine (SGLS
-    /// bit 18 says so to hosts). A last segment's sum is known only after [`resolve_last_segment`]; check it there with
-    /// [`check_length`].
+    /// Checks that `needed` bytes fit what the descriptor describes, in the direction of the transfer. A longer
+    /// descriptor is fine (SGLS bit 18 says so to hosts). A last segment's sum is known only after
+    /// [`resolve_last_segment`]; check it there with [`check_length`].
     ///
     /// # Errors
-    /// Data SGL Length Invalid when it is shorter; SGL Descriptor Type Invalid for in-capsule data of a transfer to the host.
+    /// Data SGL Length Invalid when it is shorter; SGL Descriptor Type Invalid for in-capsule data of a transfer to the
+    /// host.
     pub fn check_transfer(&self, needed: u32, to_host: bool) -> Result<(), Status> {
         if needed == 0 {
             return Ok(());
@@ -151,8 +155,8 @@ pub fn check_length(described: u32, needed: u32) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks an in-capsule offset and length against `capacity`, the bytes of in-capsule data that *arrived*, and gives the range inside
-/// them.
+/// Checks an in-capsule offset and length against `capacity`, the bytes of in-capsule data that *arrived*, and gives
+/// the range inside them.
 ///
 /// # Errors
 /// SGL Offset Invalid when the offset lies outside, Data SGL Length Invalid when the data end outside.
@@ -168,13 +172,15 @@ pub fn check_in_capsule(offset: u64, len: u32, capacity: u32) -> Result<Range<us
     Ok(start..end)
 }
 
-/// Parses the list that a last-segment descriptor names; `bytes` is exactly that list. `max` is the MSDBD that was advertised.
+/// Parses the list that a last-segment descriptor names; `bytes` is exactly that list. `max` is the MSDBD that was
+/// advertised.
 ///
 /// The RDMA transport invalidates one key per response, so a list that asks for more than one is refused.
 ///
 /// # Errors
-/// Invalid SGL Segment Descriptor when the length is no multiple of 16, Invalid Number of SGL Descriptors for none or too many, SGL
-/// Descriptor Type Invalid for anything but keyed data blocks, Data SGL Length Invalid when the sum overflows.
+/// Invalid SGL Segment Descriptor when the length is no multiple of 16, Invalid Number of SGL Descriptors for none or
+/// too many, SGL Descriptor Type Invalid for anything but keyed data blocks, Data SGL Length Invalid when the sum
+/// overflows.
 pub fn resolve_last_segment(bytes: &[u8], max: usize) -> Result<KeyedList, Status> {
     let (descriptors, rest) = bytes.as_chunks::<SGL_LEN>();
     if !rest.is_empty() {

@@ -1,9 +1,9 @@
 //! Status codes: what a command is answered with.
 //!
-//! A [`Status`] holds the status code type and the status code in one number, `SCT << 8 | SC`, so 0x180 is unambiguous, and the Do
-//! Not Retry bit (DNR). The constants carry no DNR: whoever chooses a code decides there whether the same command could ever
-//! succeed, and writes `.dnr()` when it could not.
-//! (NVMe Base 2.x, Completion Queue Entry: Status Field.)
+//! A [`Status`] holds the status code type and the status code in one number, `SCT << 8 | SC`, so 0x180 is unambiguous,
+//! and the Do Not Retry bit (DNR). The constants carry no DNR: whoever chooses a code decides there whether the same
+//! command could ever succeed, and writes `.dnr()` when it could not. (NVMe Base 2.x, Completion Queue Entry: Status
+//! Field.)
 
 use core::fmt;
 
@@ -77,7 +77,8 @@ macro_rules! codes {
     };
 }
 
-// Fabrics and I/O command sets share 0x180 and up; the command tells which is meant. Where both are used here, the words name both.
+// Fabrics and I/O command sets share 0x180 and up; the command tells which is meant. Where both are used here, the
+// words name both.
 codes! {
     SUCCESS = 0x000, "Successful Completion";
     INVALID_OPCODE = 0x001, "Invalid Command Opcode";

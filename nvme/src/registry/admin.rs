@@ -17,7 +17,8 @@ use crate::wire::logs::FirmwareSlots;
 use zerocopy::IntoBytes;
 
 impl Registry {
-    /// A command of an admin queue. `data` are those of a command that asked for them with [`Action::FetchData`], else `None`.
+    /// A command of an admin queue. `data` are those of a command that asked for them with [`Action::FetchData`], else
+    /// `None`.
     pub fn admin(&mut self, ctrl: ControllerId, command: &Command, data: Option<&[u8]>, now: Duration) -> Action {
         let Some((controller, mut cx)) = self.split(ctrl) else {
             return Action::Complete(gone(command.cid));
@@ -139,8 +140,8 @@ impl Controller {
         }
     }
 
-    /// Traffic of any kind keeps the association alive; the command itself only has to be answered. Without a timeout there is nothing to
-    /// keep alive (nvmet answers the same).
+    /// Traffic of any kind keeps the association alive; the command itself only has to be answered. Without a timeout
+    /// there is nothing to keep alive (nvmet answers the same).
     fn keep_alive(&self, cid: u16) -> Result<Action, Refused> {
         if self.features.kato().is_none() {
             return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID.dnr().into());
@@ -148,8 +149,9 @@ impl Controller {
         Ok(Action::Complete(Completion::success(cid)))
     }
 
-    /// Abort is best effort: not finding the command is a success that says so. On the admin queue only Asynchronous Event Requests last
-    /// long enough to be aborted, and those are held here; an Abort that names itself finds nothing either.
+    /// Abort is best effort: not finding the command is a success that says so. On the admin queue only Asynchronous
+    /// Event Requests last long enough to be aborted, and those are held here; an Abort that names itself finds nothing
+    /// either.
     fn abort(&mut self, cx: &mut Surroundings<'_>, cid: u16, sqid: u16, target: u16) -> Result<Action, Refused> {
         let reply = AbortReply { cid };
         if sqid == 0 && self.events.abort(target) {

@@ -1,4 +1,5 @@
-//! What a registry is made of: configuration of the target, of subsystems, namespaces and listeners, and why one is refused.
+//! What a registry is made of: configuration of the target, of subsystems, namespaces and listeners, and why one is
+//! refused.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -27,7 +28,8 @@ pub struct RegistryConfig {
     pub mdts_bytes: u32,
     /// Granularity of the keep alive timeout (KAS), a multiple of 100 ms; not zero.
     pub keep_alive_granularity: Duration,
-    /// Inactivity after which a discovery controller that was connected without a keep alive timeout ends; `None` is never.
+    /// Inactivity after which a discovery controller that was connected without a keep alive timeout ends; `None` is
+    /// never.
     pub discovery_idle: Option<Duration>,
     /// Controller identifiers that this target may give out. Targets that serve the same NQN must not overlap.
     pub cntlids: RangeInclusive<u16>,
@@ -60,8 +62,8 @@ impl Default for RegistryConfig {
 }
 
 impl RegistryConfig {
-    /// Checks what [`super::Registry::new`] takes for granted. Values that are not possible do no harm there, but hosts would be told
-    /// something that is not true.
+    /// Checks what [`super::Registry::new`] takes for granted. Values that are not possible do no harm there, but hosts
+    /// would be told something that is not true.
     ///
     /// # Errors
     /// The first limit that is out of its range.

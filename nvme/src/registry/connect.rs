@@ -1,7 +1,7 @@
 //! Connect: a queue pair becomes a queue of a controller.
 //!
-//! Every parameter is checked before anything is made; a refusal names the field at fault in Dword 0, as hosts print it.
-//! (NVMe Base 2.x, Connect command.)
+//! Every parameter is checked before anything is made; a refusal names the field at fault in Dword 0, as hosts print
+//! it. (NVMe Base 2.x, Connect command.)
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -59,8 +59,8 @@ impl From<Status> for Refusal {
 }
 
 impl Refusal {
-    /// Without Do Not Retry. Hosts take that bit in an answer to Connect as "never come back", and what ended the old controller
-    /// does not keep the host from getting a new one.
+    /// Without Do Not Retry. Hosts take that bit in an answer to Connect as "never come back", and what ended the old
+    /// controller does not keep the host from getting a new one.
     fn come_back(field: ConnectField) -> Self {
         Self { status: Status::CONNECT_INVALID_PARAMETERS, dword0: field.to_dword0() }
     }
@@ -172,8 +172,8 @@ impl Registry {
         Ok((self.insert(association, now), subsystem, cntlid))
     }
 
-    /// One more queue of an association that exists. A controller that is unknown, gone, of another subsystem or of another host is the same
-    /// answer: the controller identifier is wrong.
+    /// One more queue of an association that exists. A controller that is unknown, gone, of another subsystem or of
+    /// another host is the same answer: the controller identifier is wrong.
     fn connect_io(
         &mut self,
         connect: &Connect,
@@ -215,7 +215,8 @@ impl Registry {
         Ok((controller.id, controller.association.subsystem, peer.cntlid))
     }
 
-    /// The next identifier that no live controller of this name has, a dying one included: its queues may still be open.
+    /// The next identifier that no live controller of this name has, a dying one included: its queues may still be
+    /// open.
     fn free_cntlid(&mut self, subnqn: &Nqn) -> Option<u16> {
         let (first, last) = (*self.config.cntlids.start(), *self.config.cntlids.end());
         let candidates = (self.next_cntlid..=last).chain(first..self.next_cntlid);

@@ -42,7 +42,8 @@ impl Registry {
         self.subsystems.iter().find(|(_, subsystem)| subsystem.nqn == *nqn).map(|(id, _)| *id)
     }
 
-    /// Adds a namespace. Publish [`Self::namespace_views`] before the hosts see the notice, that is before events are polled.
+    /// Adds a namespace. Publish [`Self::namespace_views`] before the hosts see the notice, that is before events are
+    /// polled.
     ///
     /// # Errors
     /// Its configuration breaks a rule, or its identifier or UUID exists.

@@ -1,7 +1,8 @@
 //! One controller: an association between a host and a subsystem.
 //!
-//! It ends in two steps. First it is dying: its transport was told to close the queues ([`super::Event::Kill`]), nothing new is accepted. Then,
-//! when the last queue is closed, it is gone, and only then its identifier can be given to another.
+//! It ends in two steps. First it is dying: its transport was told to close the queues ([`super::Event::Kill`]),
+//! nothing new is accepted. Then, when the last queue is closed, it is gone, and only then its identifier can be given
+//! to another.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -170,8 +171,8 @@ impl Controller {
         }
     }
 
-    /// How long it may be silent. A host may send a Keep Alive just inside each timeout, and with traffic based keep alive any command resets the
-    /// timer only when it expires, so silence is certain after twice the timeout alone.
+    /// How long it may be silent. A host may send a Keep Alive just inside each timeout, and with traffic based keep
+    /// alive any command resets the timer only when it expires, so silence is certain after twice the timeout alone.
     pub(crate) fn patience(&self, config: &RegistryConfig) -> Option<Duration> {
         match self.features.kato() {
             Some(kato) => Some(kato.saturating_mul(2)),

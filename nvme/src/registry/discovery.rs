@@ -8,7 +8,8 @@ use super::controller::Controller;
 use crate::nqn::Nqn;
 use crate::wire::discovery::{Entry, EntryFields, Subtype, page};
 
-/// The whole page (LID 70h): one entry for this discovery subsystem per address, then the subsystems in the order they were added.
+/// The whole page (LID 70h): one entry for this discovery subsystem per address, then the subsystems in the order they
+/// were added.
 pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8> {
     let association = &controller.association;
     let addresses = addresses(cx.listeners, association.local);
@@ -37,8 +38,8 @@ pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8
 
 /// The addresses that a host which reached us at `local` can be expected to reach, each once.
 ///
-/// A wildcard is advertised as the address that the host reached, when it covers that family. A loopback or link-local address means something
-/// else on the host's machine unless the host came by one.
+/// A wildcard is advertised as the address that the host reached, when it covers that family. A loopback or link-local
+/// address means something else on the host's machine unless the host came by one.
 fn addresses(listeners: &[Listener], local: SocketAddr) -> Vec<(SocketAddr, Listener)> {
     let local = local.ip().to_canonical();
     let mut found: Vec<(SocketAddr, Listener)> = Vec::new();

@@ -94,8 +94,8 @@ fn of_subsystem(
     }
 }
 
-/// A structure of one namespace: zeroes when the identifier is valid but nothing is there, refused when it is not valid. The broadcast value
-/// would be for the namespace management that we do not have.
+/// A structure of one namespace: zeroes when the identifier is valid but nothing is there, refused when it is not
+/// valid. The broadcast value would be for the namespace management that we do not have.
 fn of_namespace(
     subsystem: &Subsystem,
     command: Identify,
@@ -187,8 +187,8 @@ fn independent(namespace: &Namespace) -> Vec<u8> {
     id.as_bytes().to_vec()
 }
 
-/// What both kinds of controller say. The host checks several of these before it uses a controller at all: KAS, IOCCSZ, IORCSZ, ICDOFF,
-/// SGLS bit 2, MAXCMD.
+/// What both kinds of controller say. The host checks several of these before it uses a controller at all: KAS, IOCCSZ,
+/// IORCSZ, ICDOFF, SGLS bit 2, MAXCMD.
 fn controller_base(controller: &Controller, config: &RegistryConfig) -> IdentifyController {
     let mut id = IdentifyController::zeroed();
     id.fr = ascii(&config.firmware);
@@ -239,7 +239,8 @@ fn io_controller(controller: &Controller, subsystem: &Subsystem, config: &Regist
     ];
     let oncs = oncs.into_iter().filter(|(supported, _)| *supported);
     id.oncs.set(oncs.fold(0, |bits, (_, bit)| bits | bit));
-    // A namespace with a cache may come at any time, so hosts are always told to flush; CNS 08h says which namespaces have none.
+    // A namespace with a cache may come at any time, so hosts are always told to flush; CNS 08h says which namespaces
+    // have none.
     id.vwc = VWC_PRESENT | VWC_NO_BROADCAST;
     id.as_bytes().to_vec()
 }

@@ -1,7 +1,8 @@
 //! Keep alive: the only way to notice that a host has vanished.
 //!
-//! Traffic based keep alive (TBKAS) is advertised, so a command on any queue of a controller counts. The registry sees the admin queue; what
-//! the others saw it asks for, and only when a controller would otherwise expire. (NVMe Base 2.x, Keep Alive.)
+//! Traffic based keep alive (TBKAS) is advertised, so a command on any queue of a controller counts. The registry sees
+//! the admin queue; what the others saw it asks for, and only when a controller would otherwise expire. (NVMe Base 2.x,
+//! Keep Alive.)
 
 use core::time::Duration;
 
@@ -18,8 +19,8 @@ impl Registry {
             .min()
     }
 
-    /// Ends the controllers that were silent for too long. `last_activity` tells when the last command arrived on any queue of a
-    /// controller, as far as the transport knows. Calling it early or often does no harm.
+    /// Ends the controllers that were silent for too long. `last_activity` tells when the last command arrived on any
+    /// queue of a controller, as far as the transport knows. Calling it early or often does no harm.
     pub fn handle_timeout(&mut self, now: Duration, last_activity: &dyn Fn(ControllerId) -> Option<Duration>) {
         let Self { config, slots, events, .. } = self;
         let expired = |deadline: Option<Duration>| deadline.is_some_and(|at| at <= now);

@@ -1,12 +1,13 @@
 //! The registry: all subsystems, hosts, listeners and controllers, and every decision that is not an I/O command's.
 //!
-//! It is one value that its owner keeps behind a lock; Connect, admin, fabrics and control-plane calls go through it, I/O commands
-//! never do ([`crate::io`]). It never waits: what must happen outside is an [`Action`] or an [`Event`], and what happened outside is reported by
-//! [`Registry::queue_closed`], [`Registry::shutdown_done`] and [`Registry::abort_finished`].
+//! It is one value that its owner keeps behind a lock; Connect, admin, fabrics and control-plane calls go through it,
+//! I/O commands never do ([`crate::io`]). It never waits: what must happen outside is an [`Action`] or an [`Event`],
+//! and what happened outside is reported by [`Registry::queue_closed`], [`Registry::shutdown_done`] and
+//! [`Registry::abort_finished`].
 //!
-//! A controller that was connected must be given back: the transport calls `queue_closed` for each queue of each successful Connect, once
-//! the queue can touch nothing any more. What [`Registry::io_allowed`] says changes only inside calls, so looking after each call and each
-//! event is enough.
+//! A controller that was connected must be given back: the transport calls `queue_closed` for each queue of each
+//! successful Connect, once the queue can touch nothing any more. What [`Registry::io_allowed`] says changes only
+//! inside calls, so looking after each call and each event is enough.
 
 pub mod config;
 
@@ -66,8 +67,8 @@ pub struct ControllerId {
 pub enum Action {
     /// Answer it.
     Complete(Completion),
-    /// Send `data` to the host, then answer. `data` is exactly the length of the transfer; the descriptor covers it (a last-segment list's sum
-    /// is for the transport to check).
+    /// Send `data` to the host, then answer. `data` is exactly the length of the transfer; the descriptor covers it (a
+    /// last-segment list's sum is for the transport to check).
     SendData {
         /// To the host.
         data: Vec<u8>,
@@ -122,7 +123,8 @@ pub enum Event {
         /// The answer.
         completion: Completion,
     },
-    /// CC.EN went 1 to 0: close the I/O queues. CSTS.RDY follows when [`Registry::queue_closed`] was called for all of them.
+    /// CC.EN went 1 to 0: close the I/O queues. CSTS.RDY follows when [`Registry::queue_closed`] was called for all of
+    /// them.
     CloseIoQueues {
         /// Whose queues.
         ctrl: ControllerId,
@@ -242,7 +244,8 @@ impl Registry {
         self.events.pop_front()
     }
 
-    /// Whether I/O commands of this controller are to be executed: CC.EN and CSTS.RDY are 1, CSTS.CFS is 0, no shutdown.
+    /// Whether I/O commands of this controller are to be executed: CC.EN and CSTS.RDY are 1, CSTS.CFS is 0, no
+    /// shutdown.
     #[must_use]
     pub fn io_allowed(&self, ctrl: ControllerId) -> bool {
         self.controller_ref(ctrl).is_some_and(|controller| !controller.is_dying() && controller.properties.io_allowed())
@@ -291,8 +294,8 @@ impl Registry {
         }
     }
 
-    /// The counters of a subsystem's I/O, for the SMART / health log. Best fed just before a Get Log Page of that log is handed to
-    /// [`Self::admin`]; [`crate::Command::reads_counters`] tells.
+    /// The counters of a subsystem's I/O, for the SMART / health log. Best fed just before a Get Log Page of that log
+    /// is handed to [`Self::admin`]; [`crate::Command::reads_counters`] tells.
     pub fn set_io_counters(&mut self, subsystem: SubsystemId, counters: IoCounters) {
         if let Some(subsystem) = self.subsystems.get_mut(&subsystem) {
             subsystem.counters = counters;

@@ -53,8 +53,8 @@ impl Subsystem {
         self.allow_any_host || self.hosts.contains(hostnqn)
     }
 
-    /// The optional commands that its namespaces have between them. An empty subsystem announces all, as a namespace that comes later
-    /// could not announce them to hosts that are connected already.
+    /// The optional commands that its namespaces have between them. An empty subsystem announces all, as a namespace
+    /// that comes later could not announce them to hosts that are connected already.
     pub(crate) fn commands(&self) -> NamespaceCommands {
         let any = |has: fn(&NamespaceConfig) -> bool| {
             self.namespaces.is_empty() || self.namespaces.values().any(|ns| has(&ns.config))

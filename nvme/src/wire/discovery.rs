@@ -57,7 +57,9 @@ pub(crate) struct RdmaSubtype {
 }
 
 const _: () = assert!(size_of::<Entry>() == 1024);
-assert_offsets!(Entry: portid = 4, cntlid = 6, asqsz = 8, eflags = 10, trsvcid = 32, subnqn = 256, traddr = 512, tsas = 768);
+assert_offsets!(Entry:
+    portid = 4, cntlid = 6, asqsz = 8, eflags = 10, trsvcid = 32, subnqn = 256, traddr = 512, tsas = 768,
+);
 assert_offsets!(RdmaSubtype: cms = 2, pkey = 8);
 
 /// Subsystem type (SUBTYPE) of an entry.
@@ -82,8 +84,8 @@ pub(crate) struct EntryFields<'a> {
 }
 
 impl Entry {
-    /// TREQ says that secure channels are not specified and that SQ flow control can be disabled. CNTLID FFFFh: the dynamic controller model.
-    /// TRADDR has no brackets and no scope, as the scope means nothing on another machine.
+    /// TREQ says that secure channels are not specified and that SQ flow control can be disabled. CNTLID FFFFh: the
+    /// dynamic controller model. TRADDR has no brackets and no scope, as the scope means nothing on another machine.
     pub(crate) fn new(fields: &EntryFields<'_>) -> Self {
         let mut entry = Self::new_zeroed();
         entry.trtype = TRTYPE_RDMA;

@@ -1,5 +1,6 @@
-//! Identify Controller data structure (CNS 01h) and what belongs to it: the NVM command set's controller structure (CNS 06h, CSI 00h)
-//! and the I/O command set vectors (CNS 1Ch). (NVMe Base 2.x, Identify command; NVM Command Set 1.x, Identify.)
+//! Identify Controller data structure (CNS 01h) and what belongs to it: the NVM command set's controller structure (CNS
+//! 06h, CSI 00h) and the I/O command set vectors (CNS 1Ch). (NVMe Base 2.x, Identify command; NVM Command Set 1.x,
+//! Identify.)
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -108,11 +109,12 @@ pub(crate) struct IdentifyController {
 
 const _: () = assert!(size_of::<IdentifyController>() == 4096);
 assert_offsets!(IdentifyController:
-    sn = 4, mn = 24, fr = 64, cmic = 76, mdts = 77, cntlid = 78, ver = 80, oaes = 92, ctratt = 96, cntrltype = 111, crdt = 128,
-    nvmsr = 253, oacs = 256, acl = 258, aerl = 259, frmw = 260, lpa = 261, elpe = 262, npss = 263, wctemp = 266, tnvmcap = 280,
-    kas = 320, sanicap = 328, anatt = 342, nanagrpid = 348, domain_id = 356, megcap = 368, sqes = 512, cqes = 513, maxcmd = 514,
-    nn = 516, oncs = 520, fuses = 522, fna = 524, vwc = 525, awun = 526, nwpc = 531, acwu = 532, sgls = 536, mnan = 540,
-    subnqn = 768, ioccsz = 1792, iorcsz = 1796, icdoff = 1800, fcatt = 1802, msdbd = 1803, ofcs = 1804, dctype = 1806, psd = 2048,
+    sn = 4, mn = 24, fr = 64, cmic = 76, mdts = 77, cntlid = 78, ver = 80, oaes = 92, ctratt = 96, cntrltype =
+    111, crdt = 128, nvmsr = 253, oacs = 256, acl = 258, aerl = 259, frmw = 260, lpa = 261, elpe = 262, npss =
+    263, wctemp = 266, tnvmcap = 280, kas = 320, sanicap = 328, anatt = 342, nanagrpid = 348, domain_id = 356,
+    megcap = 368, sqes = 512, cqes = 513, maxcmd = 514, nn = 516, oncs = 520, fuses = 522, fna = 524, vwc = 525,
+    awun = 526, nwpc = 531, acwu = 532, sgls = 536, mnan = 540, subnqn = 768, ioccsz = 1792, iorcsz = 1796,
+    icdoff = 1800, fcatt = 1802, msdbd = 1803, ofcs = 1804, dctype = 1806, psd = 2048,
 );
 
 impl IdentifyController {

@@ -1,5 +1,5 @@
-//! Identify Namespace data structures: NVM (CNS 00h), command set independent (CNS 08h), and the identification descriptor list (CNS
-//! 03h). (NVM Command Set 1.x, Identify Namespace; NVMe Base 2.x, Identify command.)
+//! Identify Namespace data structures: NVM (CNS 00h), command set independent (CNS 08h), and the identification
+//! descriptor list (CNS 03h). (NVM Command Set 1.x, Identify Namespace; NVMe Base 2.x, Identify command.)
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -65,8 +65,9 @@ pub(crate) struct LbaFormat {
 
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_LEN);
 assert_offsets!(IdentifyNamespace:
-    nsfeat = 24, flbas = 26, nmic = 30, rescap = 31, dlfeat = 33, nawun = 34, noiob = 46, nvmcap = 48, npwg = 64, npwa = 66,
-    npdg = 68, npda = 70, nows = 72, mcl = 76, anagrpid = 92, nsattr = 99, endgid = 102, nguid = 104, eui64 = 120, lbaf = 128,
+    nsfeat = 24, flbas = 26, nmic = 30, rescap = 31, dlfeat = 33, nawun = 34, noiob = 46, nvmcap = 48, npwg =
+    64, npwa = 66, npdg = 68, npda = 70, nows = 72, mcl = 76, anagrpid = 92, nsattr = 99, endgid = 102, nguid =
+    104, eui64 = 120, lbaf = 128,
 );
 
 impl IdentifyNamespace {
@@ -93,7 +94,9 @@ pub(crate) struct IdentifyNamespaceIndependent {
 }
 
 const _: () = assert!(size_of::<IdentifyNamespaceIndependent>() == IDENTIFY_LEN);
-assert_offsets!(IdentifyNamespaceIndependent: anagrpid = 4, nsattr = 8, nvmsetid = 10, endgid = 12, nstat = 14);
+assert_offsets!(IdentifyNamespaceIndependent:
+    anagrpid = 4, nsattr = 8, nvmsetid = 10, endgid = 12, nstat = 14,
+);
 
 impl IdentifyNamespaceIndependent {
     pub(crate) fn zeroed() -> Self {
@@ -110,7 +113,8 @@ pub(crate) enum Descriptor<'a> {
     CommandSet(u8),
 }
 
-/// The namespace identification descriptor list: each entry a type, a length, two reserved bytes, the identifier; zeroes end it.
+/// The namespace identification descriptor list: each entry a type, a length, two reserved bytes, the identifier;
+/// zeroes end it.
 pub(crate) fn descriptor_list<'a>(descriptors: impl IntoIterator<Item = Descriptor<'a>>) -> Vec<u8> {
     let mut list = Vec::with_capacity(IDENTIFY_LEN);
     for descriptor in descriptors {

@@ -32,8 +32,8 @@ pub(crate) struct ErrorEntry {
 
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 assert_offsets!(ErrorEntry:
-    sqid = 8, status = 12, parameter_error_location = 14, lba = 16, nsid = 24, trtype = 29, opcode = 31, command_specific = 32,
-    log_page_version = 63,
+    sqid = 8, status = 12, parameter_error_location = 14, lba = 16, nsid = 24, trtype = 29, opcode = 31,
+    command_specific = 32, log_page_version = 63,
 );
 
 impl ErrorEntry {
@@ -68,8 +68,8 @@ pub(crate) struct SmartLog {
 
 const _: () = assert!(size_of::<SmartLog>() == 512);
 assert_offsets!(SmartLog:
-    available_spare = 3, percentage_used = 5, data_units_read = 32, host_read_commands = 64, controller_busy_time = 96,
-    power_on_hours = 128, media_errors = 160, error_log_entries = 176,
+    available_spare = 3, percentage_used = 5, data_units_read = 32, host_read_commands = 64,
+    controller_busy_time = 96, power_on_hours = 128, media_errors = 160, error_log_entries = 176,
 );
 
 impl SmartLog {

@@ -1,14 +1,15 @@
 //! Structures that go to the host as they lie on the wire: Identify data, log pages, the discovery log.
 //!
-//! Byte order is in the field types, sizes and offsets are asserted at compile time, and reserved bytes are zero because every structure starts
-//! from zeroes.
+//! Byte order is in the field types, sizes and offsets are asserted at compile time, and reserved bytes are zero
+//! because every structure starts from zeroes.
 
 pub(crate) mod discovery;
 pub(crate) mod identify_ctrl;
 pub(crate) mod identify_ns;
 pub(crate) mod logs;
 
-/// An ASCII string field: left justified, padded with spaces. Bytes that are not printable ASCII become '?', what does not fit is cut.
+/// An ASCII string field: left justified, padded with spaces. Bytes that are not printable ASCII become '?', what does
+/// not fit is cut.
 pub(crate) fn ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {

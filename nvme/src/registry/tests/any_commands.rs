@@ -1,4 +1,5 @@
-//! Any list of operations on a registry: no panic, every command answered or held, no identifier given twice, handles unique.
+//! Any list of operations on a registry: no panic, every command answered or held, no identifier given twice, handles
+//! unique.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! Tests of the registry as a transport sees it: a registry with one subsystem, hosts that send commands, and what comes back.
+//! Tests of the registry as a transport sees it: a registry with one subsystem, hosts that send commands, and what
+//! comes back.
 
 mod any_commands;
 mod connect;
