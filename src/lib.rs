@@ -8,4 +8,6 @@ pub mod roce;
 pub mod target;
 
 mod provider;
-pub use provider::ProviderChoice;
+
+pub use config::ProviderChoice;
+pub use target::TargetError;

@@ -1,49 +1,22 @@
 //! Which provider to serve on, decided at run time.
 
-use std::str::FromStr;
-
 use tracing::info;
 
+use crate::config::ProviderChoice;
 #[cfg(feature = "verbs")]
 use crate::rdma::verbs::Verbs;
 use crate::target::{Target, TargetBuilder, TargetError};
-
-/// Which provider to serve on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProviderChoice {
-    /// A verbs device if this machine has one, else the software stack.
-    #[default]
-    Auto,
-    /// A NIC, rdma_rxe or siw through libibverbs and librdmacm.
-    Verbs,
-    /// farside's own RoCEv2 over UDP.
-    Soft,
-}
-
-impl FromStr for ProviderChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "verbs" => Ok(Self::Verbs),
-            "soft" => Ok(Self::Soft),
-            _ => Err(format!("{text:?} is not a provider; use auto, verbs or soft")),
-        }
-    }
-}
 
 impl TargetBuilder {
     /// Starts everything on the chosen provider, or nothing.
     pub fn start_on(self, choice: ProviderChoice) -> Result<Target, TargetError> {
         match choice {
-            ProviderChoice::Verbs => self.start_verbs(),
-            ProviderChoice::Soft => self.start_soft(),
-            ProviderChoice::Auto if has_verbs_device() => self.start_verbs(),
+            choice if uses_verbs(choice) => self.start_verbs(),
             ProviderChoice::Auto => {
                 info!("no RDMA device: using the software provider");
                 self.start_soft()
             }
+            _ => self.start_soft(),
         }
     }
 
@@ -67,6 +40,15 @@ impl TargetBuilder {
             reason: "it is not part of this version".into(),
             remedy: "use an RDMA device: rdma link add rxe0 type rxe netdev eth0".into(),
         })
+    }
+}
+
+/// Whether a choice comes to the verbs provider on this machine.
+pub(crate) fn uses_verbs(choice: ProviderChoice) -> bool {
+    match choice {
+        ProviderChoice::Verbs => true,
+        ProviderChoice::Soft => false,
+        ProviderChoice::Auto => has_verbs_device(),
     }
 }
 

@@ -1,21 +1,17 @@
-//! `farside serve`: from arguments or a file to a running target, until a signal ends it.
+//! `farside serve` and `farside check`: from arguments or a file to a running target, until a signal ends it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use farside::ProviderChoice;
-use farside::backend::{self, BackendSpec, Source};
-use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target, TargetBuilder, TargetError};
+use farside::backend::Source;
+use farside::config::{Config, Quick, machine_id, parse_size};
+use farside::target::Target;
+use farside::{ProviderChoice, TargetError};
 use nix::sys::signal::{SigSet, Signal};
 use tracing::info;
-use uuid::Uuid;
 
 use super::table::table;
-
-const DEFAULT_NQN: &str = "nqn.2026-11.io.farside:disk";
-const DEFAULT_PORT: u16 = 4420;
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["file", "device", "memory", "null", "config"]))]
@@ -27,29 +23,29 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "PATH")]
     device: Option<PathBuf>,
     /// Serve a disk in memory, of this size
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Serve a disk that stores nothing, of this size
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     null: Option<u64>,
     /// Serve what a configuration file says
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Size of a new file: 1G, 512M, ..
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "file")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "file")]
     size: Option<u64>,
     /// LBA size in bytes: 512 or 4096
     #[arg(long, value_name = "N", conflicts_with = "config")]
     block_size: Option<u32>,
-    /// Name of the subsystem
-    #[arg(long, default_value = DEFAULT_NQN, conflicts_with = "config")]
-    nqn: String,
-    /// UUID of the namespace; derived from what is served when left out
+    /// Name of the subsystem [default: made of this machine and what is served]
     #[arg(long, conflicts_with = "config")]
-    uuid: Option<Uuid>,
+    nqn: Option<String>,
+    /// UUID of the namespace [default: made of what is served]
+    #[arg(long, conflicts_with = "config")]
+    uuid: Option<String>,
     /// Address to listen on; may be given several times [default: 0.0.0.0:4420]
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = listen_address, conflicts_with = "config")]
-    listen: Vec<SocketAddr>,
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "config")]
+    listen: Vec<String>,
     /// verbs (a NIC, rdma_rxe), soft (the software stack) or auto, the first of them that this machine has
     #[arg(long)]
     provider: Option<ProviderChoice>,
@@ -58,7 +54,7 @@ pub(crate) struct Serve {
     poll: bool,
     /// Reactor threads [default: one per core]
     #[arg(long)]
-    reactors: Option<usize>,
+    reactors: Option<u16>,
 }
 
 #[derive(Debug, Args)]
@@ -97,99 +93,67 @@ impl Serve {
         ExitCode::SUCCESS
     }
 
-    fn start(self) -> Result<Target, TargetError> {
-        let provider = self.provider.unwrap_or_default();
-        self.quick()?.start_on(provider)
+    fn start(self) -> Result<Target, String> {
+        let name = self.config.as_ref().map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
+        let config = self.configuration().map_err(|error| error.to_string())?;
+        let problems = config.check_host(&name);
+        if !problems.is_empty() {
+            return Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nfarside: "));
+        }
+        let provider = config.options.provider;
+        config.open().and_then(|builder| builder.start_on(provider)).map_err(|error: TargetError| error.to_string())
     }
 
-    /// The target of the quick form: one subsystem with one namespace.
-    fn quick(self) -> Result<TargetBuilder, TargetError> {
+    /// The configuration of the file or of the arguments, with the switches that go with both.
+    fn configuration(self) -> Result<Config, farside::config::ConfigError> {
         let source = match (self.file, self.device, self.memory, self.null) {
-            (Some(path), ..) => Source::File { path, size: self.size },
-            (_, Some(path), ..) => Source::Device { path },
-            (_, _, Some(size), _) => Source::Memory { size },
-            (_, _, _, Some(size)) => Source::Null { size },
-            _ => {
-                return Err(TargetError {
-                    object: "serve".into(),
-                    reason: "nothing to serve".into(),
-                    remedy: "give --file, --device, --memory or --null".into(),
-                });
+            (Some(path), ..) => Some(Source::File { path, size: self.size }),
+            (_, Some(path), ..) => Some(Source::Device { path }),
+            (_, _, Some(size), _) => Some(Source::Memory { size }),
+            (_, _, _, Some(size)) => Some(Source::Null { size }),
+            _ => None,
+        };
+        let mut config = match (source, self.config) {
+            (Some(source), _) => {
+                let quick = Quick {
+                    source,
+                    block_size: self.block_size,
+                    nqn: self.nqn,
+                    uuid: self.uuid,
+                    listen: self.listen,
+                    provider: ProviderChoice::Auto,
+                };
+                Config::quick(quick, &machine_id())?
             }
+            (None, Some(path)) => Config::load(&path)?,
+            (None, None) => Config::load(std::path::Path::new(""))?,
         };
-        let mut spec = BackendSpec::new(source);
-        spec.block_size = self.block_size;
-        let backend = backend::open(&spec)?;
-        let mut namespace = NamespaceSpec::new(1, backend);
-        namespace.block_size = self.block_size;
-        namespace.uuid = self.uuid;
-        let mut options = Options { poll: self.poll, ..Options::default() };
-        if let Some(reactors) = self.reactors {
-            options.reactors = reactors;
+        if let Some(provider) = self.provider {
+            config.options.provider = provider;
         }
-        let listeners = if self.listen.is_empty() {
-            vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT)]
-        } else {
-            self.listen
-        };
-        let builder = Target::builder().options(options).subsystem(SubsystemSpec::new(self.nqn).namespace(namespace));
-        Ok(listeners.into_iter().fold(builder, TargetBuilder::listen))
+        config.options.poll |= self.poll;
+        if self.reactors.is_some() {
+            config.options.reactors = self.reactors;
+        }
+        Ok(config)
     }
 }
 
 impl Check {
     pub(crate) fn run(self) -> ExitCode {
-        let _ = self.file;
-        ExitCode::from(2)
-    }
-}
-
-/// `1G`, `512M`, `4096`: bytes with a binary unit.
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        unit => return Err(format!("unknown unit {unit:?}; use K, M, G or T")),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size such as 1G or 512M"))?;
-    number.checked_mul(1 << shift).filter(|size| *size > 0).ok_or_else(|| format!("{text:?} is out of range"))
-}
-
-fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok(address);
-    }
-    let ip = text.trim_start_matches('[').trim_end_matches(']');
-    ip.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)).map_err(|_| {
-        format!("{text:?} is not an IP address with an optional port, such as 192.0.2.1:4420 or [fd00::2]:4420")
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_take_binary_units() {
-        assert_eq!(size("4096"), Ok(4096));
-        assert_eq!(size("1G"), Ok(1 << 30));
-        assert_eq!(size("1GiB"), Ok(1 << 30));
-        assert_eq!(size("2m"), Ok(2 << 20));
-        for wrong in ["", "G", "1X", "0", "99999999T", "-1"] {
-            assert!(size(wrong).is_err(), "{wrong}");
+        let name = self.file.display().to_string();
+        let problems = match Config::load(&self.file) {
+            Ok(config) => config.check_host(&name),
+            Err(error) => error.0,
+        };
+        for problem in &problems {
+            eprintln!("farside: {problem}");
         }
-    }
-
-    #[test]
-    fn addresses_take_an_optional_port() {
-        assert_eq!(listen_address("192.0.2.1"), Ok("192.0.2.1:4420".parse().unwrap()));
-        assert_eq!(listen_address("192.0.2.1:1"), Ok("192.0.2.1:1".parse().unwrap()));
-        assert_eq!(listen_address("fd00::2"), Ok("[fd00::2]:4420".parse().unwrap()));
-        assert_eq!(listen_address("[fd00::2]"), Ok("[fd00::2]:4420".parse().unwrap()));
-        assert!(listen_address("localhost").is_err());
+        if problems.is_empty() {
+            println!("{name}: sound, and this machine can serve it");
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(2)
+        }
     }
 }

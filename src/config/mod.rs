@@ -22,6 +22,7 @@
 
 mod host;
 mod ids;
+mod open;
 mod parse;
 mod problem;
 mod quick;
@@ -35,10 +36,12 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::backend::BackendSpec;
+use crate::target;
 
 pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
 pub use problem::{ConfigError, Problem};
@@ -238,8 +241,6 @@ pub struct Options {
     pub remote_invalidate: bool,
     /// Controller identifiers to give out.
     pub cntlid: RangeInclusive<u16>,
-    /// Admit queues whose receives exceed the slots.
-    pub overcommit: bool,
     /// Granularity of keep alive timeouts (KAS), in milliseconds: a multiple of 100.
     pub keep_alive_granularity: u32,
     /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
@@ -260,7 +261,6 @@ impl Default for Options {
             poll: false,
             remote_invalidate: true,
             cntlid: CNTLID_MIN..=CNTLID_MAX,
-            overcommit: false,
             keep_alive_granularity: 1000,
             log: "info".into(),
         }
@@ -273,10 +273,29 @@ const CNTLID_MIN: u16 = 1;
 const CNTLID_MAX: u16 = 0xffef;
 
 impl Options {
-    /// Bytes that one reactor registers: its pool and its receive slots.
+    /// Bytes that one reactor maps and registers.
     pub fn registered_memory(&self) -> u64 {
-        let data = u64::from(self.in_capsule_data).next_multiple_of(crate::mem::PAGE as u64);
-        self.pool_size + u64::from(self.receive_slots) * (64 + data)
+        target::Options::from(self).memory_plan().arena as u64
+    }
+}
+
+impl From<&Options> for target::Options {
+    fn from(options: &Options) -> Self {
+        let defaults = Self::default();
+        Self {
+            reactors: options.reactors.map_or(defaults.reactors, usize::from),
+            io_queues: options.io_queues,
+            queue_depth: options.queue_depth.into(),
+            in_capsule_data: options.in_capsule_data.into(),
+            mdts: options.mdts,
+            pool_size: usize::try_from(options.pool_size).unwrap_or(usize::MAX / 2),
+            receive_slots: options.receive_slots,
+            remote_invalidate: options.remote_invalidate,
+            poll: options.poll,
+            cntlid: (*options.cntlid.start(), *options.cntlid.end()),
+            keep_alive_granularity: Duration::from_millis(options.keep_alive_granularity.into()),
+            ..defaults
+        }
     }
 }
 

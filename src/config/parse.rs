@@ -302,7 +302,6 @@ fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Op
     set(&mut options.receive_slots, section.number("receive_slots", 64..(1 << 20) + 1, problems));
     set_flag(&mut options.poll, section.bool("poll", problems));
     set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
-    set_flag(&mut options.overcommit, section.bool("overcommit", problems));
     let granularity = section.number("keep_alive_granularity", 100..60_001, problems);
     set(&mut options.keep_alive_granularity, multiple(100, "keep_alive_granularity", granularity, problems));
     read_cntlid(&mut options, &mut section, problems);

@@ -226,7 +226,6 @@ fn option_limits_hold_on_both_sides() {
         ("keep_alive_granularity = 100", "keep_alive_granularity = 150"),
         ("log = \"debug\"", "log = \"loud\""),
         ("provider = \"verbs\"", "provider = \"magic\""),
-        ("overcommit = true", "overcommit = 1"),
         ("remote_invalidate = false", "remote_invalidat = false"),
     ] {
         assert!(sound(inside).is_ok(), "{inside}: {:?}", sound(inside));

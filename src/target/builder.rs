@@ -17,6 +17,7 @@ use super::options::Options;
 use super::reactor::{Reactor, open_ring};
 use super::shared::{ControlMessage, Shared};
 use crate::backend::{Backend, BackendInfo};
+use crate::config::{derive_serial, derive_uuid};
 use crate::rdma::{DeviceInfo, Provider};
 
 /// Submission queue entries of a reactor's ring.
@@ -75,7 +76,9 @@ pub struct SubsystemSpec {
     pub serial: Option<String>,
     /// Model number, up to 40 ASCII characters.
     pub model: Option<String>,
-    /// Host NQNs that may connect; empty = any.
+    /// Whether hosts need not be listed.
+    pub allow_any_host: bool,
+    /// Host NQNs that may connect.
     pub hosts: Vec<String>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
@@ -84,7 +87,14 @@ pub struct SubsystemSpec {
 impl SubsystemSpec {
     /// A subsystem that any host may use.
     pub fn new(nqn: impl Into<String>) -> Self {
-        Self { nqn: nqn.into(), serial: None, model: None, hosts: Vec::new(), namespaces: Vec::new() }
+        Self {
+            nqn: nqn.into(),
+            serial: None,
+            model: None,
+            allow_any_host: true,
+            hosts: Vec::new(),
+            namespaces: Vec::new(),
+        }
     }
 
     /// Adds a namespace.
@@ -128,7 +138,7 @@ pub struct ServedNamespace {
 pub struct TargetBuilder {
     options: Options,
     subsystems: Vec<SubsystemSpec>,
-    listeners: Vec<SocketAddr>,
+    listeners: Vec<(SocketAddr, Option<u8>)>,
     identify_overrides: Vec<nvme::registry::IdentifyOverride>,
 }
 
@@ -190,8 +200,14 @@ impl TargetBuilder {
 
     /// Adds a listener.
     #[must_use]
-    pub fn listen(mut self, address: SocketAddr) -> Self {
-        self.listeners.push(address);
+    pub fn listen(self, address: SocketAddr) -> Self {
+        self.listen_with(address, None)
+    }
+
+    /// Adds a listener whose connections carry a type of service (DSCP and ECN bits).
+    #[must_use]
+    pub fn listen_with(mut self, address: SocketAddr, tos: Option<u8>) -> Self {
+        self.listeners.push((address, tos));
         self
     }
 
@@ -212,6 +228,7 @@ impl TargetBuilder {
             admin_queue_entries: options.admin_queue_depth as u16,
             in_capsule_data_size: options.in_capsule_data as u16,
             mdts_bytes: options.mdts,
+            keep_alive_granularity: options.keep_alive_granularity,
             cntlids: options.cntlid.0..=options.cntlid.1,
             identify_overrides: self.identify_overrides.clone(),
             ..RegistryConfig::default()
@@ -225,9 +242,9 @@ impl TargetBuilder {
             let id = registry
                 .add_subsystem(&SubsystemConfig {
                     nqn: subsystem.nqn.clone(),
-                    serial: subsystem.serial.clone().unwrap_or_else(|| derived_serial(&subsystem.nqn)),
+                    serial: subsystem.serial.clone().unwrap_or_else(|| derive_serial(&subsystem.nqn)),
                     model: subsystem.model.clone(),
-                    allow_any_host: subsystem.hosts.is_empty(),
+                    allow_any_host: subsystem.allow_any_host,
                     hosts: subsystem.hosts.clone(),
                 })
                 .map_err(refuse)?;
@@ -250,7 +267,7 @@ impl TargetBuilder {
             }
             served.push((subsystem.nqn.clone(), namespaces));
         }
-        for (portid, address) in (1..).zip(&self.listeners) {
+        for (portid, (address, _)) in (1..).zip(&self.listeners) {
             let listener = Listener { addr: *address, portid, provider: RdmaProvider::RoceV2 };
             registry
                 .add_listener(listener)
@@ -279,9 +296,10 @@ impl TargetBuilder {
         let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
 
         let mut listeners = Vec::new();
-        for address in &self.listeners {
-            let device =
-                control.listen(*address).map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
+        for (address, tos) in &self.listeners {
+            let device = control
+                .listen(*address, *tos)
+                .map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
             listeners.push((*address, device.and_then(|device| provider.device_info(device))));
         }
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
@@ -425,7 +443,7 @@ fn namespace_config(nqn: &str, spec: &NamespaceSpec, info: &BackendInfo) -> Resu
     }
     let in_blocks = |bytes: u32| u16::try_from(bytes / block_size).unwrap_or(u16::MAX);
     let (npwg, npdg) = (in_blocks(info.preferred_write), in_blocks(info.preferred_deallocate));
-    let uuid = spec.uuid.unwrap_or_else(|| derived_uuid(nqn, spec.nsid, &info.identity));
+    let uuid = spec.uuid.unwrap_or_else(|| derive_uuid(nqn, spec.nsid, &info.identity));
     Ok(NamespaceConfig {
         nsid: spec.nsid,
         uuid: uuid.into_bytes(),
@@ -442,21 +460,4 @@ fn namespace_config(nqn: &str, spec: &NamespaceSpec, info: &BackendInfo) -> Resu
         compare: true,
         read_only: spec.read_only || info.read_only,
     })
-}
-
-/// The same name, NSID and storage give the same UUID at every start and on every node.
-fn derived_uuid(nqn: &str, nsid: u32, identity: &[u8]) -> Uuid {
-    let mut name = Vec::with_capacity(nqn.len() + identity.len() + 6);
-    name.extend_from_slice(nqn.as_bytes());
-    name.push(0);
-    name.extend_from_slice(&nsid.to_le_bytes());
-    name.push(0);
-    name.extend_from_slice(identity);
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, &name)
-}
-
-/// A serial number per subsystem: 16 hexadecimal digits of its name's hash.
-fn derived_serial(nqn: &str) -> String {
-    let digest = Uuid::new_v5(&Uuid::NAMESPACE_URL, nqn.as_bytes()).simple().to_string();
-    digest[..16].to_string()
 }

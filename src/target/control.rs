@@ -28,6 +28,7 @@ const BACKLOG: u32 = 512;
 #[derive(Debug)]
 struct Listener {
     address: SocketAddr,
+    tos: Option<u8>,
     id: Option<ListenerId>,
     device: Option<DeviceId>,
     retry_at: Duration,
@@ -56,19 +57,16 @@ impl<P: Provider> ControlThread<P> {
     }
 
     /// Adds a listener; its device, unless it stands on a wildcard address.
-    pub(crate) fn listen(&mut self, address: SocketAddr) -> Result<Option<DeviceId>, RdmaError> {
-        let listening = self.cm.listen(address, &self.listen_options())?;
+    pub(crate) fn listen(&mut self, address: SocketAddr, tos: Option<u8>) -> Result<Option<DeviceId>, RdmaError> {
+        let listening = self.cm.listen(address, &listen_options(tos))?;
         self.listeners.push(Listener {
             address,
+            tos,
             id: Some(listening.id),
             device: listening.device,
             retry_at: Duration::ZERO,
         });
         Ok(listening.device)
-    }
-
-    fn listen_options(&self) -> ListenOptions {
-        ListenOptions { backlog: BACKLOG, tos: self.shared.options.tos }
     }
 
     /// The thread's loop, until told to stop.
@@ -229,9 +227,8 @@ impl<P: Provider> ControlThread<P> {
     }
 
     fn relisten(&mut self, now: Duration) {
-        let options = self.listen_options();
         for listener in self.listeners.iter_mut().filter(|listener| listener.id.is_none() && now >= listener.retry_at) {
-            match self.cm.listen(listener.address, &options) {
+            match self.cm.listen(listener.address, &listen_options(listener.tos)) {
                 Ok(listening) => {
                     info!(address = %listener.address, "listening again");
                     listener.id = Some(listening.id);
@@ -257,4 +254,8 @@ impl<P: Provider> ControlThread<P> {
             reactor.mailbox.send(Message::Drain);
         }
     }
+}
+
+fn listen_options(tos: Option<u8>) -> ListenOptions {
+    ListenOptions { backlog: BACKLOG, tos }
 }

@@ -32,8 +32,8 @@ pub struct Options {
     pub poll_window: Duration,
     /// Lowest and highest controller ID handed out.
     pub cntlid: (u16, u16),
-    /// Type of service of what leaves on the listeners' connections.
-    pub tos: Option<u8>,
+    /// Granularity of keep alive timeouts (KAS): a multiple of 100 ms.
+    pub keep_alive_granularity: Duration,
 }
 
 impl Default for Options {
@@ -51,7 +51,7 @@ impl Default for Options {
             poll: false,
             poll_window: Duration::from_micros(50),
             cntlid: (1, 0xffef),
-            tos: None,
+            keep_alive_granularity: Duration::from_secs(1),
         }
     }
 }
@@ -138,5 +138,46 @@ impl Options {
         let completions = self.requests() * 16;
         let arena = (pool + ADMIN_POOL + commands + completions).next_multiple_of(2 << 20);
         MemoryPlan { pool, admin_pool: ADMIN_POOL, commands, completions, arena }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_what_the_formula_says() {
+        let options = Options::default();
+        // pool_size + receive_slots x (page + 64 + 32) + 4 MiB, with 64 more requests, rounded up to 2 MiB.
+        let formula = (64 << 20) + 4096 * (4096 + 64 + 32) + (4 << 20) + 64 * 16;
+        assert_eq!(options.memory_plan().arena, usize::next_multiple_of(formula, 2 << 20));
+        let wide = Options { in_capsule_data: 12_288, ..options };
+        assert_eq!(wide.memory_plan().pool, (64 << 20) + 4096 * 16_384);
+    }
+
+    #[test]
+    fn each_option_has_both_sides() {
+        let good = Options::default();
+        assert!(good.check().is_ok());
+        let wrong: [fn(&mut Options); 12] = [
+            |options| options.reactors = 0,
+            |options| options.reactors = 257,
+            |options| options.io_queues = 0,
+            |options| options.io_queues = 129,
+            |options| options.queue_depth = 1,
+            |options| options.queue_depth = 1025,
+            |options| options.in_capsule_data = 16_385,
+            |options| options.in_capsule_data = 100,
+            |options| options.mdts = 3 << 18,
+            |options| options.mdts = 2 << 20,
+            |options| options.pool_size = 1 << 20,
+            |options| options.cntlid = (5, 4),
+        ];
+        for change in wrong {
+            let mut options = good.clone();
+            change(&mut options);
+            let error = options.check().unwrap_err();
+            assert!(error.object.starts_with("options."), "{error}");
+        }
     }
 }
