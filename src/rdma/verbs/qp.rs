@@ -79,9 +79,14 @@ impl Qp {
         })
     }
 
+    /// In the error state by our doing.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.state, State::Error | State::Ended)
+    }
+
     /// Moves it to the error state. May be called again.
     pub(super) fn fail(&mut self) {
-        if matches!(self.state, State::Error | State::Ended) {
+        if self.is_dead() {
             return;
         }
         self.state = State::Error;
