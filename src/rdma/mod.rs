@@ -26,6 +26,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub mod local;
+pub mod soft;
 mod types;
 pub use types::*;
 

@@ -1,13 +1,14 @@
 //! Packets to send, laid out so that one system call sends many.
 //!
 //! A [`Run`] is what generic segmentation offload (UDP_SEGMENT) takes: packets for one destination, back to back in one
-//! buffer, of one size except for a shorter last one. The kernel gives the packets of a run the IPv4 identifications 0,
+//! buffer, of one size except for a shorter last one. They are for one queue pair, as a receiver may be given a run as a
+//! whole and steer it by its first packet. The kernel gives the packets of a run the IPv4 identifications 0,
 //! 1, 2 and so on, so the ICRC of each is computed for its place in the run.
 use core::net::IpAddr;
 
-use super::UDP_PORT;
 use super::icrc::{self, Flow};
 use super::packet::Header;
+use super::{Qpn, UDP_PORT};
 
 /// Packets to send, in order.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct TxBatch {
 pub struct Run {
     /// The destination.
     pub remote: IpAddr,
+    /// The destination's queue pair.
+    pub dest: Qpn,
     /// IP type of service.
     pub tos: u8,
     /// Bytes of each packet but the last, which may be shorter.
@@ -108,14 +111,22 @@ impl TxBatch {
         let packet = self.bytes.get_mut(self.used..self.used + len).ok_or(NotAdded::Full)?;
         let place = header.emit(payload, packet).ok_or(NotAdded::Full)?;
         fill(place).map_err(NotAdded::Payload)?;
-        let joined = self.runs.last_mut().filter(|run| run.takes(path, len, self.max_segments));
+        let joined = self.runs.last_mut().filter(|run| run.takes(path, header.dest, len, self.max_segments));
         let id = joined.as_ref().map_or(0, |run| run.count);
         icrc::seal(&path.flow(), u16::try_from(id).unwrap_or(0), packet);
         if let Some(run) = joined {
             run.count += 1;
             run.len += len;
         } else {
-            let run = Run { remote: path.remote, tos: path.tos, segment: len, count: 1, start: self.used, len };
+            let run = Run {
+                remote: path.remote,
+                dest: header.dest,
+                tos: path.tos,
+                segment: len,
+                count: 1,
+                start: self.used,
+                len,
+            };
             self.runs.push(run);
         }
         self.used += len;
@@ -125,8 +136,9 @@ impl TxBatch {
 
 impl Run {
     /// Whether a packet of `len` bytes can follow.
-    fn takes(&self, path: &Path, len: usize, max_segments: usize) -> bool {
+    fn takes(&self, path: &Path, dest: Qpn, len: usize, max_segments: usize) -> bool {
         self.remote == path.remote
+            && self.dest == dest
             && self.tos == path.tos
             && self.count < max_segments
             && len <= self.segment
@@ -150,7 +162,7 @@ const MAX_RUN: usize = 65_535 - 40 - 8;
 mod tests {
     use super::*;
     use crate::roce::icrc::matches;
-    use crate::roce::{Opcode, Place, Psn, Qpn};
+    use crate::roce::{Opcode, Place, Psn};
 
     fn push(batch: &mut TxBatch, remote: u8, payload: usize) -> bool {
         let path = Path { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, remote].into(), tos: 2 };

@@ -185,6 +185,12 @@ impl Engine {
         }
     }
 
+    /// The slot of a queue pair number of this engine: small, and used again when the queue pair is gone.
+    #[must_use]
+    pub fn slot_number(&self, qpn: Qpn) -> Option<usize> {
+        self.slot_of(qpn)
+    }
+
     /// The state of a queue pair.
     #[must_use]
     pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {

@@ -227,7 +227,8 @@ impl Agent {
     pub fn connect(&mut self, now: Duration, ask: &Connect<'_>) -> CmId {
         let id = self.new_id();
         let tid = self.new_tid();
-        let cma = CmaHeader { src: self.local, dst: ask.remote, port: 0 };
+        let port = u16::try_from(0x8000 | id & 0x7fff).unwrap_or(0x8000);
+        let cma = CmaHeader { src: self.local, dst: ask.remote, port };
         let req = Req {
             local: id,
             service_id: service_id(ask.port),

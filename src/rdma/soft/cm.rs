@@ -1,0 +1,424 @@
+//! Connection management of the software provider: one agent per address, all of them behind one descriptor.
+//!
+//! The agent of an address is shared: its socket is read by the connection-management thread, while a reactor that accepts,
+//! rejects or disconnects does so at once, under the address's lock. Both are rare.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use super::device::{Device, choose_source, local_addresses};
+use super::ids::PeerIds;
+use super::socket::RxBatch;
+use super::{Event, Inner, Soft};
+use crate::rdma::{
+    Cm, CmEvent, ConnId, DeviceId, Incoming, ListenOptions, ListenerId, Listening, Outgoing, RdmaError, RejectReason,
+};
+use crate::roce::cm::{self, Agent, CmId, Reply, Request, reason};
+use crate::roce::icrc::{self, Checker, Flow, Verdict};
+use crate::roce::{Psn, UDP_PORT};
+
+/// What an address knows of its connections.
+#[derive(Debug)]
+pub(super) struct CmState {
+    pub(super) agent: Agent,
+    psn: Psn,
+    listeners: HashMap<u16, (ListenerId, Option<u8>)>,
+    pub(super) conns: HashMap<CmId, ConnId>,
+    /// Answers to our requests, until the endpoint takes them.
+    pub(super) replies: HashMap<ConnId, Reply>,
+}
+
+impl CmState {
+    pub(super) fn new(local: IpAddr, seed: u64) -> Self {
+        Self {
+            agent: Agent::new(local, seed),
+            psn: Psn::default(),
+            listeners: HashMap::new(),
+            conns: HashMap::new(),
+            replies: HashMap::new(),
+        }
+    }
+}
+
+impl Device {
+    /// Does something with the agent, sends what it has to say, and queues what it reports.
+    pub(super) fn with_cm<T>(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        work: impl FnOnce(&mut CmState, Duration) -> T,
+    ) -> T {
+        let mut state = self.cm();
+        let result = work(&mut state, inner.clock.elapsed());
+        self.pump(inner, &mut state);
+        drop(state);
+        inner.wake();
+        result
+    }
+
+    fn pump(self: &Arc<Self>, inner: &Arc<Inner>, state: &mut CmState) {
+        loop {
+            while let Some((to, mad)) = state.agent.poll_transmit() {
+                let mut packet = cm::emit_datagram(state.psn, &mad);
+                state.psn = state.psn.plus(1);
+                icrc::seal(&Flow { src: self.address, dst: to, src_port: UDP_PORT }, 0, &mut packet);
+                self.cm_socket.send_one(to, &packet);
+            }
+            let Some(event) = state.agent.poll_event() else {
+                return;
+            };
+            self.report(inner, state, event);
+        }
+    }
+
+    fn report(self: &Arc<Self>, inner: &Arc<Inner>, state: &mut CmState, event: cm::Event) {
+        let event = match event {
+            cm::Event::Request(id, request) => match self.incoming(inner, state, id, request) {
+                Some(incoming) => CmEvent::Request(incoming),
+                None => return,
+            },
+            cm::Event::Reply(id, reply) => {
+                let Some(conn) = state.conns.get(&id).copied() else { return };
+                let private_data = reply.private_data.clone();
+                state.replies.insert(conn, *reply);
+                CmEvent::Established { conn, private_data }
+            }
+            cm::Event::Established(id) => {
+                let Some(conn) = state.conns.get(&id).copied() else { return };
+                CmEvent::Established { conn, private_data: Vec::new() }
+            }
+            cm::Event::Rejected(id, reason, private_data) => {
+                let Some(conn) = state.conns.remove(&id) else { return };
+                CmEvent::Refused { conn, reason: RejectReason(reason), private_data }
+            }
+            cm::Event::Disconnected(id) => {
+                let Some(conn) = state.conns.remove(&id) else { return };
+                state.replies.remove(&conn);
+                CmEvent::Disconnected { conn }
+            }
+            cm::Event::TimedOut(id) => {
+                let Some(conn) = state.conns.remove(&id) else { return };
+                let error = RdmaError::new(
+                    format!("connection from {}", self.address),
+                    "the peer does not answer connection requests",
+                    "is it up, does it speak RoCEv2, and does UDP port 4791 pass in both directions?",
+                );
+                CmEvent::Failed { conn, error }
+            }
+        };
+        inner.queue(event);
+    }
+
+    fn incoming(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        state: &mut CmState,
+        id: CmId,
+        request: Box<Request>,
+    ) -> Option<SoftIncoming> {
+        if request.mtu > self.mtu {
+            // A reliable connection cannot use a smaller MTU than its peer, and REP cannot say so.
+            state.agent.reject(id, reason::INVALID_MTU, &[self.mtu.code()]);
+            return None;
+        }
+        let Some(&(listener, tos)) = state.listeners.get(&request.port) else {
+            state.agent.reject(id, reason::INVALID_SERVICE_ID, &[]);
+            return None;
+        };
+        let conn = inner.new_conn();
+        state.conns.insert(id, conn);
+        Some(SoftIncoming {
+            inner: Arc::clone(inner),
+            device: Arc::clone(self),
+            id,
+            conn,
+            listener,
+            tos,
+            request,
+            open: true,
+        })
+    }
+}
+
+/// A connection request. Rejected when it is dropped unanswered.
+#[derive(Debug)]
+pub struct SoftIncoming {
+    inner: Arc<Inner>,
+    pub(super) device: Arc<Device>,
+    pub(super) id: CmId,
+    conn: ConnId,
+    listener: ListenerId,
+    pub(super) tos: Option<u8>,
+    pub(super) request: Box<Request>,
+    open: bool,
+}
+
+impl SoftIncoming {
+    fn close(&mut self, private_data: &[u8]) {
+        if std::mem::take(&mut self.open) {
+            let id = self.id;
+            self.device.with_cm(&self.inner, |state, _| {
+                state.conns.remove(&id);
+                state.agent.reject(id, reason::CONSUMER, private_data);
+            });
+        }
+    }
+
+    /// It was accepted.
+    pub(super) const fn answered(&mut self) {
+        self.open = false;
+    }
+}
+
+impl Drop for SoftIncoming {
+    fn drop(&mut self) {
+        self.close(&[]);
+    }
+}
+
+impl Incoming for SoftIncoming {
+    fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    fn listener(&self) -> ListenerId {
+        self.listener
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device.id
+    }
+
+    fn peer(&self) -> SocketAddr {
+        SocketAddr::new(self.request.remote, self.request.remote_port)
+    }
+
+    fn local(&self) -> SocketAddr {
+        SocketAddr::new(self.device.address, self.request.port)
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.request.private_data
+    }
+
+    fn initiator_depth(&self) -> u8 {
+        self.request.initiator_depth
+    }
+
+    fn responder_resources(&self) -> u8 {
+        self.request.responder_resources
+    }
+
+    fn reject(mut self, private_data: &[u8]) {
+        self.close(private_data);
+    }
+}
+
+/// A peer that can be asked.
+#[derive(Debug)]
+pub struct SoftOutgoing {
+    pub(super) device: Arc<Device>,
+    conn: ConnId,
+    pub(super) peer: SocketAddr,
+}
+
+impl Outgoing for SoftOutgoing {
+    fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device.id
+    }
+}
+
+/// Connection management of all addresses of a provider.
+pub struct SoftCm {
+    inner: Arc<Inner>,
+    /// Readable when the socket of an address is, or when an event was queued.
+    epoll: Epoll,
+    watched: usize,
+    rx: RxBatch,
+    checker: Checker,
+    ids: PeerIds,
+    listeners: HashMap<ListenerId, Vec<(Arc<Device>, u16)>>,
+    /// The caller's clock and ours, read together.
+    clocks: (Duration, Duration),
+}
+
+impl SoftCm {
+    pub(super) fn new(inner: Arc<Inner>) -> Result<Self, RdmaError> {
+        let os = |errno: nix::Error| RdmaError::os("connection management", errno as i32, "");
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
+        epoll.add(inner.wakeup.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
+        let mut cm = Self {
+            inner,
+            epoll,
+            watched: 0,
+            rx: RxBatch::new(BATCH),
+            checker: Checker::new(cm::DATAGRAM_LEN),
+            ids: PeerIds::default(),
+            listeners: HashMap::new(),
+            clocks: (Duration::ZERO, Duration::ZERO),
+        };
+        cm.watch()?;
+        Ok(cm)
+    }
+
+    /// Watches the sockets of addresses that were opened since.
+    fn watch(&mut self) -> Result<(), RdmaError> {
+        let devices = self.inner.devices();
+        for device in devices.iter().skip(self.watched) {
+            self.epoll
+                .add(device.cm_socket.fd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))
+                .map_err(|errno| RdmaError::os("connection management", errno as i32, ""))?;
+        }
+        self.watched = devices.len();
+        Ok(())
+    }
+
+    fn receive(&mut self, device: &Arc<Device>) {
+        let now = self.inner.clock.elapsed();
+        let count = device.cm_socket.receive(&mut self.rx);
+        let mut state = device.cm();
+        for received in (0..count).filter_map(|index| self.rx.get(index)) {
+            let flow = Flow { src: received.from, dst: device.address, src_port: received.from_port };
+            for packet in received.bytes.chunks(received.segment) {
+                let good = match self.checker.check(&flow, packet) {
+                    Verdict::Valid => true,
+                    Verdict::ValidWithId { id, dont_fragment } => {
+                        self.ids.accept(now, received.from, id, dont_fragment)
+                    }
+                    Verdict::Corrupt => false,
+                };
+                if good && let Some(datagram) = cm::parse_datagram(packet) {
+                    state.agent.handle_datagram(now, received.from, datagram);
+                }
+            }
+        }
+        if state.agent.next_timeout().is_some_and(|at| at <= now) {
+            state.agent.handle_timeout(now);
+        }
+        device.pump(&self.inner, &mut state);
+    }
+
+    fn listen_on(&mut self, device: &Arc<Device>, port: u16, id: ListenerId, tos: Option<u8>) -> Result<(), RdmaError> {
+        let mut state = device.cm();
+        if !state.agent.listen(port) {
+            return Err(RdmaError::os(format!("listener on {}:{port}", device.address), libc::EADDRINUSE, ""));
+        }
+        state.listeners.insert(port, (id, tos));
+        self.listeners.entry(id).or_default().push((Arc::clone(device), port));
+        Ok(())
+    }
+}
+
+impl Cm for SoftCm {
+    type Incoming = SoftIncoming;
+    type Outgoing = SoftOutgoing;
+
+    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Listening, RdmaError> {
+        let port = address.port();
+        if port == 0 {
+            return Err(RdmaError::new(format!("listener on {address}"), "port 0", "name a port: 4420 is NVMe's"));
+        }
+        let id = ListenerId(self.inner.next_listener.fetch_add(1, Ordering::Relaxed));
+        if !address.ip().is_unspecified() {
+            let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+            let device = self.inner.device_for(address.ip(), scope)?;
+            self.listen_on(&device, port, id, options.tos)?;
+            self.watch()?;
+            return Ok(Listening { id, local: address, device: Some(device.id) });
+        }
+        // Sockets are bound to addresses, so a wildcard is each of them that can be had.
+        let mut refused = None;
+        for (ip, scope) in local_addresses(address.is_ipv4()) {
+            let opened =
+                self.inner.device_for(ip, scope).and_then(|device| self.listen_on(&device, port, id, options.tos));
+            if let Err(error) = opened {
+                refused = Some(error);
+            }
+        }
+        self.watch()?;
+        if self.listeners.contains_key(&id) {
+            return Ok(Listening { id, local: address, device: None });
+        }
+        Err(refused.unwrap_or_else(|| RdmaError::new(format!("listener on {address}"), "no address", "")))
+    }
+
+    fn unlisten(&mut self, listener: ListenerId) {
+        for (device, port) in self.listeners.remove(&listener).unwrap_or_default() {
+            let mut state = device.cm();
+            state.agent.unlisten(port);
+            state.listeners.remove(&port);
+        }
+    }
+
+    fn resolve(&mut self, peer: SocketAddr, source: Option<IpAddr>, _timeout: Duration) -> Result<ConnId, RdmaError> {
+        let scope = if let SocketAddr::V6(v6) = peer { v6.scope_id() } else { 0 };
+        let device = match source {
+            Some(source) => self.inner.device_for(source, scope)?,
+            None => self.inner.device_towards(peer, scope)?,
+        };
+        self.watch()?;
+        let conn = self.inner.new_conn();
+        self.inner.queue(CmEvent::Resolved(SoftOutgoing { device, conn, peer }));
+        self.inner.wake();
+        Ok(conn)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.0.as_fd())
+    }
+
+    fn next_timeout(&self) -> Option<Duration> {
+        let devices = self.inner.devices();
+        let due = devices.iter().filter_map(|device| device.cm().agent.next_timeout()).min()?;
+        let (theirs, ours) = self.clocks;
+        Some(theirs + due.saturating_sub(ours))
+    }
+
+    fn poll_event(&mut self, now: Duration) -> Option<Event> {
+        if let Some(event) = self.inner.next_event() {
+            return Some(event);
+        }
+        self.clocks = (now, self.inner.clock.elapsed());
+        self.inner.clear_wakeup();
+        let devices = self.inner.devices();
+        for device in devices.iter() {
+            self.receive(device);
+        }
+        self.inner.next_event()
+    }
+}
+
+impl Inner {
+    /// The address from which `peer` is reached, opened if need be.
+    fn device_towards(self: &Arc<Self>, peer: SocketAddr, scope: u32) -> Result<Arc<Device>, RdmaError> {
+        let mut tried = Vec::new();
+        loop {
+            let source = choose_source(peer, |address| tried.contains(&address)).map_err(|error| {
+                RdmaError::os(format!("route to {peer}"), error.raw_os_error().unwrap_or(0), "see `ip route get`")
+            })?;
+            match self.device_for(source, scope) {
+                // Another process may have this one of the loopback addresses: there are more.
+                Err(_) if source.is_loopback() && source.is_ipv4() => tried.push(source),
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Soft {
+    pub(super) fn cm(&self) -> Result<SoftCm, RdmaError> {
+        SoftCm::new(Arc::clone(&self.inner))
+    }
+}
+
+/// Datagrams that one system call takes in.
+const BATCH: usize = 16;

@@ -1,0 +1,183 @@
+//! A local address: its lock, its sockets, its connection management.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
+
+use super::cm::CmState;
+use super::socket::Socket;
+use super::steer;
+use crate::rdma::{DeviceId, RdmaError};
+use crate::roce::{Mtu, UDP_PORT};
+
+/// One local address. Everything of it closes when the last user is gone.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) id: DeviceId,
+    pub(super) address: IpAddr,
+    /// The network device that has the address.
+    pub(super) interface: String,
+    pub(super) mtu: Mtu,
+    pub(super) cm_socket: Socket,
+    /// One for each reactor.
+    pub(super) sockets: Vec<Arc<Socket>>,
+    pub(super) index_bits: u32,
+    cm: Mutex<CmState>,
+    _lock: OwnedFd,
+}
+
+impl Device {
+    /// Takes the address for this process and opens its sockets.
+    pub(super) fn open(
+        id: DeviceId,
+        address: IpAddr,
+        scope: u32,
+        reactors: usize,
+        seed: u64,
+    ) -> Result<Self, RdmaError> {
+        let lock = lock(address)?;
+        let bind = || Socket::bind(address, scope).map_err(|error| bind_error(address, &error));
+        let cm_socket = bind()?;
+        steer::attach(&cm_socket.fd, reactors).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            RdmaError::os(format!("steering packets of {address}"), errno, "a kernel of 4.5 or later is needed")
+        })?;
+        let sockets = (0..reactors).map(|_| bind().map(Arc::new)).collect::<Result<_, _>>()?;
+        let (interface, mtu) = interface_of(address)?;
+        let path_mtu = Mtu::for_device(mtu).ok_or_else(|| {
+            RdmaError::new(
+                format!("network device {interface}"),
+                format!("its MTU of {mtu} is too small for RoCE"),
+                "set it to 1500 or more, 4200 for full speed",
+            )
+        })?;
+        Ok(Self {
+            id,
+            address,
+            interface,
+            mtu: path_mtu,
+            cm_socket,
+            sockets,
+            index_bits: steer::index_bits(reactors),
+            cm: Mutex::new(CmState::new(address, seed)),
+            _lock: lock,
+        })
+    }
+
+    /// Connection management of this address.
+    pub(super) fn cm(&self) -> MutexGuard<'_, CmState> {
+        self.cm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a second process off the address: two of them would take each other's packets. The name lives in the network
+/// namespace, as the address does, and goes with the process.
+fn lock(address: IpAddr) -> Result<OwnedFd, RdmaError> {
+    let what = || format!("address {address}");
+    let os = |errno: nix::Error| RdmaError::os(what(), errno as i32, "");
+    let fd = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(os)?;
+    let name = UnixAddr::new_abstract(format!("farside/roce/{address}").as_bytes()).map_err(os)?;
+    match bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &name) {
+        Ok(()) => Ok(fd),
+        Err(nix::Error::EADDRINUSE) => Err(RdmaError::new(
+            what(),
+            "another farside process serves RoCE on it",
+            "stop that one, or use another address (127.0.0.2, or a second address of the network device)",
+        )),
+        Err(errno) => Err(os(errno)),
+    }
+}
+
+fn bind_error(address: IpAddr, error: &io::Error) -> RdmaError {
+    let what = format!("UDP port {UDP_PORT} of {address}");
+    let errno = error.raw_os_error().unwrap_or(0);
+    match errno {
+        libc::EADDRINUSE => RdmaError {
+            what,
+            reason: "in use: RoCEv2 has this one port, and rdma_rxe or another RoCE stack of this network namespace holds it"
+                .into(),
+            remedy: "use the verbs provider over rdma_rxe, remove it (rdma link delete rxe0; rmmod rdma_rxe), or run farside \
+                     in a network namespace of its own"
+                .into(),
+            errno,
+        },
+        libc::EADDRNOTAVAIL => RdmaError::os(what, errno, "the address is not one of this machine; see `ip address`"),
+        _ => RdmaError::os(what, errno, ""),
+    }
+}
+
+/// The network device that has an address, and its MTU.
+fn interface_of(address: IpAddr) -> Result<(String, u32), RdmaError> {
+    let addresses = nix::ifaddrs::getifaddrs()
+        .map_err(|errno| RdmaError::os("network devices of this machine", errno as i32, ""))?;
+    let name = addresses
+        .filter(|entry| entry.address.as_ref().and_then(ip_of) == Some(address))
+        .map(|entry| entry.interface_name)
+        .next();
+    let name = match (name, address) {
+        (Some(name), _) => name,
+        // The whole of 127.0.0.0/8 is local, though only one address is listed.
+        (None, IpAddr::V4(v4)) if v4.is_loopback() => "lo".into(),
+        (None, _) => return Err(RdmaError::new(format!("address {address}"), "no network device has it", "")),
+    };
+    let mtu = mtu_of(&name)
+        .map_err(|error| RdmaError::os(format!("MTU of {name}"), error.raw_os_error().unwrap_or(0), ""))?;
+    Ok((name, mtu))
+}
+
+/// Addresses of this machine, of one family, that packets can be sent from.
+pub(super) fn local_addresses(v4: bool) -> Vec<(IpAddr, u32)> {
+    let Ok(addresses) = nix::ifaddrs::getifaddrs() else {
+        return Vec::new();
+    };
+    let mut found: Vec<(IpAddr, u32)> = addresses
+        .filter_map(|entry| {
+            let address = entry.address.as_ref()?;
+            let scope = address.as_sockaddr_in6().map_or(0, nix::sys::socket::SockaddrIn6::scope_id);
+            Some((ip_of(address)?, scope))
+        })
+        .filter(|(ip, _)| ip.is_ipv4() == v4)
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+fn ip_of(address: &nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+}
+
+fn mtu_of(interface: &str) -> io::Result<u32> {
+    let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: an interface request of zeros is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes().take(libc::IFNAMSIZ - 1)) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: `request` lives until the call returns, and has room for the answer.
+    let result = unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&fd), libc::SIOCGIFMTU as _, &raw mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: SIOCGIFMTU filled in this member of the union.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// The address from which to reach `peer`: on loopback one of its own, as both ends use the same port.
+pub(super) fn choose_source(peer: SocketAddr, taken: impl Fn(IpAddr) -> bool) -> io::Result<IpAddr> {
+    let IpAddr::V4(v4) = peer.ip() else {
+        return super::socket::source_for(peer);
+    };
+    if !v4.is_loopback() {
+        return super::socket::source_for(peer);
+    }
+    (2..=254)
+        .map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)))
+        .find(|address| *address != peer.ip() && !taken(*address))
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
+}

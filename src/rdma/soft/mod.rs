@@ -1,0 +1,158 @@
+//! RDMA without RDMA hardware: the provider that drives [`crate::roce`] over UDP port 4791.
+//!
+//! Each local address is a device. It has one UDP socket for connection management and one per reactor, in a group that a
+//! small BPF program steers by destination queue pair number, so that a packet is read by the thread that owns its queue
+//! pair. No privileges are needed, no kernel module, and no RDMA device; peers are `rdma_rxe`, hardware RoCEv2 NICs, or
+//! another farside.
+//!
+//! What it needs for itself: UDP port 4791 of the address. `rdma_rxe` in the same network namespace holds it, as does a
+//! second farside process on the same address; both are told apart in the error.
+//!
+//! Unsafe code: the socket calls, and the copies to and from registered memory.
+
+mod cm;
+mod device;
+mod endpoint;
+mod ids;
+mod memory;
+mod socket;
+mod steer;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+pub use cm::{SoftCm, SoftIncoming, SoftOutgoing};
+use device::Device;
+pub use endpoint::{Drops, SoftEndpoint};
+
+use super::{CmEvent, ConnId, DeviceId, DeviceInfo, EndpointOptions, Provider, RdmaError};
+
+type Event = CmEvent<SoftIncoming, SoftOutgoing>;
+
+/// The software provider.
+#[derive(Debug, Clone)]
+pub struct Soft {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Sockets per address.
+    reactors: usize,
+    devices: Mutex<Vec<Arc<Device>>>,
+    events: Mutex<VecDeque<Event>>,
+    /// Readable when an event was queued, or a deadline of connection management changed.
+    wakeup: EventFd,
+    next_conn: AtomicU64,
+    next_listener: AtomicU32,
+    /// The clock of connection management, which several threads drive.
+    clock: Instant,
+}
+
+impl Soft {
+    /// A provider whose addresses serve up to `reactors` reactors.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn new(reactors: usize) -> Result<Self, RdmaError> {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let wakeup = EventFd::from_value_and_flags(0, flags)
+            .map_err(|errno| RdmaError::os("the software RDMA provider", errno as i32, ""))?;
+        let inner = Inner {
+            reactors: reactors.max(1),
+            devices: Mutex::default(),
+            events: Mutex::default(),
+            wakeup,
+            next_conn: AtomicU64::new(1),
+            next_listener: AtomicU32::new(1),
+            clock: Instant::now(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+impl Provider for Soft {
+    const NAME: &'static str = "soft";
+    type Cm = SoftCm;
+    type Incoming = SoftIncoming;
+    type Outgoing = SoftOutgoing;
+    type Endpoint = SoftEndpoint;
+
+    fn open_cm(&self) -> Result<SoftCm, RdmaError> {
+        self.cm()
+    }
+
+    fn open_endpoint(
+        &self,
+        device: DeviceId,
+        reactor: usize,
+        options: &EndpointOptions,
+    ) -> Result<SoftEndpoint, RdmaError> {
+        let found = self.inner.devices().into_iter().find(|known| known.id == device);
+        let device = found.ok_or_else(|| RdmaError::new(format!("device {}", device.0), "no such device", ""))?;
+        SoftEndpoint::new(Arc::clone(&self.inner), device, reactor, options)
+    }
+
+    fn device_info(&self, device: DeviceId) -> Option<DeviceInfo> {
+        let device = self.inner.devices().into_iter().find(|known| known.id == device)?;
+        Some(DeviceInfo {
+            id: device.id,
+            name: format!("udp/{}", device.interface),
+            gid: format!("{} (RoCE v2)", device.address),
+            mtu: device.mtu.bytes(),
+            caps: endpoint::caps(),
+        })
+    }
+}
+
+impl Inner {
+    fn devices(&self) -> Vec<Arc<Device>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The device of a local address, opened if need be.
+    fn device_for(self: &Arc<Self>, address: IpAddr, scope: u32) -> Result<Arc<Device>, RdmaError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.iter().find(|device| device.address == address) {
+            return Ok(Arc::clone(device));
+        }
+        let id = DeviceId(u32::try_from(devices.len()).unwrap_or(u32::MAX));
+        let device = Arc::new(Device::open(id, address, scope, self.reactors, random())?);
+        devices.push(Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn new_conn(&self) -> ConnId {
+        ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn queue(&self, event: Event) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+    }
+
+    fn next_event(&self) -> Option<Event> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn wake(&self) {
+        // It can only fail by being full, and is then readable.
+        let _ = self.wakeup.write(1);
+    }
+
+    fn clear_wakeup(&self) {
+        let _ = self.wakeup.read();
+    }
+}
+
+/// A random number: where queue pair numbers, keys and IDs start.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}

@@ -1,0 +1,280 @@
+//! Two providers of one process over the loopback interface, each with an address of its own, driven by one thread.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::mem::Arena;
+use crate::rdma::{
+    Access, Cm, Completion, ConnParams, Endpoint, Incoming, ListenOptions, Mr, Outgoing, QpId, QpOptions, RecvQueue,
+    RejectReason, SendOp, SendWr, Sge, WcStatus,
+};
+
+/// Addresses of 127.0.0.0/8 that no other test uses.
+fn address(test: u8, side: u8) -> IpAddr {
+    IpAddr::from([127, 77, test, side])
+}
+
+struct Side {
+    soft: Soft,
+    cm: SoftCm,
+    endpoint: Option<SoftEndpoint>,
+    arena: Arena,
+    mr: Option<Mr>,
+    done: Vec<Completion>,
+}
+
+struct Pair {
+    start: Instant,
+    target: Side,
+    host: Side,
+    listen: SocketAddr,
+}
+
+const ENDPOINT: EndpointOptions = EndpointOptions { srq_depth: 64, srq_sge: 2, comp_vector: 0 };
+const QP: QpOptions = QpOptions { send_wr: 64, recv_wr: 64, recv_sge: 2, inline: 0 };
+const ARENA: usize = 8 << 20;
+
+impl Side {
+    fn new() -> Self {
+        let soft = Soft::new(2).expect("provider");
+        let cm = soft.open_cm().expect("connection management");
+        Self { soft, cm, endpoint: None, arena: Arena::new(ARENA).expect("memory"), mr: None, done: Vec::new() }
+    }
+
+    fn open(&mut self, device: DeviceId, reactor: usize, access: Access) -> &mut SoftEndpoint {
+        let mut endpoint = self.soft.open_endpoint(device, reactor, &ENDPOINT).expect("endpoint");
+        self.mr = Some(self.arena.register(&mut endpoint, access).expect("registration"));
+        self.endpoint.insert(endpoint)
+    }
+
+    fn ep(&mut self) -> &mut SoftEndpoint {
+        self.endpoint.as_mut().expect("open")
+    }
+
+    fn sge(&self, offset: usize, len: u32) -> Sge {
+        let addr = self.arena.base().as_ptr() as u64 + offset as u64;
+        Sge { addr, len, lkey: self.mr.expect("registered").lkey }
+    }
+
+    fn bytes(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= ARENA);
+        // SAFETY: inside the arena, and the test is the only one to touch it between work requests.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.base().as_ptr().add(offset), len) }
+    }
+
+    fn turn(&mut self, now: Duration) {
+        let Some(endpoint) = &mut self.endpoint else { return };
+        endpoint.flush(now);
+        let mut out = [Completion::EMPTY; 16];
+        let count = endpoint.poll(now, &mut out);
+        self.done.extend(&out[..count]);
+        endpoint.flush(now);
+    }
+}
+
+impl Pair {
+    fn new(test: u8) -> Self {
+        let mut target = Side::new();
+        let listen = SocketAddr::new(address(test, 1), 4420);
+        let listening = target.cm.listen(listen, &ListenOptions::default()).expect("listener");
+        target.open(listening.device.expect("an address"), 1, Access::Local);
+        Self { start: Instant::now(), target, host: Side::new(), listen }
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Drives both sides until `done` says so; returns the events of connection management, the target's first.
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) -> (Vec<Event>, Vec<Event>) {
+        let mut events = (Vec::new(), Vec::new());
+        let deadline = self.now() + Duration::from_secs(20);
+        while !done(self) {
+            self.turn(&mut events);
+            assert!(self.now() < deadline, "stuck: {events:?}");
+        }
+        events
+    }
+
+    fn turn(&mut self, events: &mut (Vec<Event>, Vec<Event>)) {
+        let now = self.now();
+        self.target.turn(now);
+        self.host.turn(now);
+        events.0.extend(std::iter::from_fn(|| self.target.cm.poll_event(now)));
+        events.1.extend(std::iter::from_fn(|| self.host.cm.poll_event(now)));
+    }
+
+    fn wait_event(&mut self) -> (Option<Event>, Option<Event>) {
+        let mut events = (Vec::new(), Vec::new());
+        let deadline = self.now() + Duration::from_secs(20);
+        while events.0.is_empty() && events.1.is_empty() {
+            self.turn(&mut events);
+            assert!(self.now() < deadline, "no event");
+        }
+        (events.0.pop(), events.1.pop())
+    }
+
+    fn ask(&mut self, test: u8) -> (QpId, ConnId) {
+        let conn = self.host.cm.resolve(self.listen, Some(address(test, 2)), Duration::from_secs(1)).expect("resolve");
+        let (_, Some(CmEvent::Resolved(outgoing))) = self.wait_event() else { panic!("not resolved") };
+        assert_eq!(outgoing.conn(), conn);
+        let device = outgoing.device();
+        let endpoint = self.host.open(device, 0, Access::Remote);
+        let qp = endpoint.create_outgoing(outgoing, &QP).expect("queue pair");
+        let params = ConnParams { private_data: &[7; 32], initiator_depth: 0, responder_resources: 16 };
+        endpoint.connect(qp, &params).expect("connect");
+        (qp, conn)
+    }
+
+    /// A connected pair of queue pairs: the target's and the host's.
+    fn connect(&mut self, test: u8) -> (QpId, QpId) {
+        let (host_qp, _) = self.ask(test);
+        let (Some(CmEvent::Request(incoming)), _) = self.wait_event() else { panic!("no request") };
+        assert_eq!(incoming.private_data()[..33], [[7; 32].as_slice(), &[0]].concat());
+        assert_eq!(incoming.private_data().len(), 56);
+        assert_eq!((incoming.peer().ip(), incoming.local()), (address(test, 2), self.listen));
+        assert_eq!(incoming.initiator_depth(), 16);
+        let qp = self.target.ep().create_incoming(incoming, &QP).map_err(|(_, error)| error).expect("queue pair");
+        let params = ConnParams { private_data: &[9; 32], initiator_depth: 16, responder_resources: 0 };
+        self.target.ep().accept(qp, &params).expect("accept");
+        let (_, Some(CmEvent::Established { private_data, .. })) = self.wait_event() else { panic!("not established") };
+        assert_eq!((private_data.len(), private_data[31], private_data[32]), (196, 9, 0));
+        self.host.ep().established(host_qp).expect("established");
+        let (Some(CmEvent::Established { .. }), _) = self.wait_event() else { panic!("not established") };
+        (qp, host_qp)
+    }
+}
+
+fn send(tag: u64, op: SendOp, sge: Sge) -> SendWr {
+    SendWr { tag, op, sge, signaled: true, solicited: false, inline: false }
+}
+
+#[test]
+fn messages_and_data_over_loopback() {
+    let mut pair = Pair::new(1);
+    let (qp, host_qp) = pair.connect(1);
+    let (receive, command) = (pair.target.sge(0, 4096), pair.host.sge(0, 64));
+    pair.target.ep().post_recv(RecvQueue::Qp(qp), 1, &[receive]).expect("receive");
+    pair.host.bytes(0, 64).copy_from_slice(&[0x5a; 64]);
+    pair.host.ep().post_send(host_qp, &send(2, SendOp::Send, command)).expect("send");
+    pair.until(|pair| !pair.target.done.is_empty() && !pair.host.done.is_empty());
+    let got = pair.target.done.remove(0);
+    assert_eq!((got.tag, got.status, got.byte_len, got.qp), (1, WcStatus::Success, 64, qp));
+    assert_eq!(pair.host.done.remove(0).tag, 2);
+    assert_eq!(pair.target.bytes(0, 64), [0x5a; 64]);
+
+    // A host write: the target reads 1 MiB of it, then answers; and the way back.
+    let big = 1 << 20;
+    for (i, byte) in pair.host.bytes(big, big).iter_mut().enumerate() {
+        *byte = (i * 7 / 3) as u8;
+    }
+    let remote = pair.host.sge(big, 0).addr;
+    let rkey = pair.host.mr.expect("registered").rkey;
+    let (sink, answer) = (pair.target.sge(big, 1 << 20), pair.host.sge(4096, 16));
+    pair.target.ep().post_send(qp, &send(3, SendOp::RdmaRead { remote, rkey }, sink)).expect("read");
+    pair.until(|pair| !pair.target.done.is_empty());
+    assert_eq!(pair.target.done.remove(0).status, WcStatus::Success);
+    let expected = pair.host.bytes(big, big).to_vec();
+    assert!(pair.target.bytes(big, big) == expected);
+    pair.host.ep().post_recv(RecvQueue::Qp(host_qp), 4, &[answer]).expect("receive");
+    let back = remote + (2 << 20);
+    let response = pair.target.sge(0, 16);
+    let mut write = send(5, SendOp::RdmaWrite { remote: back, rkey }, sink);
+    write.signaled = false;
+    pair.target.ep().post_send(qp, &write).expect("write");
+    pair.target.ep().post_send(qp, &send(6, SendOp::Send, response)).expect("send");
+    pair.until(|pair| !pair.target.done.is_empty() && !pair.host.done.is_empty());
+    assert_eq!(pair.target.done.remove(0).tag, 6);
+    assert_eq!(pair.host.done.remove(0).byte_len, 16);
+    assert!(pair.host.bytes(3 * big, big) == expected);
+    let counters = *pair.target.ep().counters();
+    assert_eq!((counters.retransmitted, counters.malformed, counters.unknown_qp), (0, 0, 0), "{counters:?}");
+    assert_eq!((pair.target.ep().drops(), pair.host.ep().drops()), (Drops::default(), Drops::default()));
+
+    // The end: what is posted is flushed, and the peer learns of it.
+    pair.target.ep().post_recv(RecvQueue::Qp(qp), 7, &[receive]).expect("receive");
+    pair.target.ep().disconnect(qp);
+    pair.target.ep().disconnect(qp);
+    pair.target.ep().post_send(qp, &send(8, SendOp::Send, response)).expect("a marker");
+    let (target, host) = pair.until(|pair| pair.target.done.len() == 2);
+    assert_eq!(
+        pair.target.done.iter().map(|c| (c.tag, c.status)).collect::<Vec<_>>(),
+        [(7, WcStatus::Flushed), (8, WcStatus::Flushed)]
+    );
+    let mut gone = (target, host);
+    while gone.0.is_empty() || gone.1.is_empty() {
+        pair.turn(&mut gone);
+    }
+    assert!(matches!(gone.0[0], CmEvent::Disconnected { .. }) && matches!(gone.1[0], CmEvent::Disconnected { .. }));
+    pair.target.ep().destroy(qp);
+    pair.host.ep().destroy(host_qp);
+}
+
+#[test]
+fn refusals_reach_the_host_with_their_data() {
+    let mut pair = Pair::new(2);
+    let (qp, conn) = pair.ask(2);
+    let (Some(CmEvent::Request(incoming)), _) = pair.wait_event() else { panic!("no request") };
+    incoming.reject(&[0, 0, 6, 0]);
+    let (_, Some(CmEvent::Refused { conn: refused, reason, private_data })) = pair.wait_event() else {
+        panic!("not refused")
+    };
+    assert_eq!((refused, reason, &private_data[..4]), (conn, RejectReason::CONSUMER, &[0, 0, 6, 0][..]));
+    pair.host.ep().destroy(qp);
+    // Dropped unanswered.
+    pair.ask(2);
+    let (Some(CmEvent::Request(incoming)), _) = pair.wait_event() else { panic!("no request") };
+    drop(incoming);
+    let (_, Some(CmEvent::Refused { .. })) = pair.wait_event() else { panic!("not refused") };
+    // Nobody listens.
+    pair.listen.set_port(4421);
+    pair.ask(2);
+    let (_, Some(CmEvent::Refused { reason, .. })) = pair.wait_event() else { panic!("not refused") };
+    assert_eq!(reason, RejectReason::INVALID_SERVICE_ID);
+}
+
+#[test]
+fn an_address_serves_one_process_and_errors_name_the_remedy() {
+    let mut first = Side::new();
+    let listen = SocketAddr::new(address(3, 1), 4420);
+    first.cm.listen(listen, &ListenOptions::default()).expect("free");
+    assert!(first.cm.listen(listen, &ListenOptions::default()).is_err(), "the port is taken");
+    let second = Side::new().cm.listen(listen, &ListenOptions::default()).expect_err("taken");
+    assert!(second.to_string().contains("another farside process"), "{second}");
+    let foreign = SocketAddr::new(IpAddr::from([192, 0, 2, 1]), 4420);
+    let error = Side::new().cm.listen(foreign, &ListenOptions::default()).expect_err("not ours");
+    assert!(error.to_string().contains("not one of this machine"), "{error}");
+    let held = address(3, 2);
+    let _holder = std::net::UdpSocket::bind((held, crate::roce::UDP_PORT)).expect("free");
+    let error = Side::new().cm.listen(SocketAddr::new(held, 4420), &ListenOptions::default()).expect_err("held");
+    assert!(error.to_string().contains("rdma_rxe"), "{error}");
+}
+
+#[test]
+fn a_shared_queue_takes_receives_and_the_socket_wakes_a_sleeper() {
+    let mut pair = Pair::new(4);
+    let (host_qp, _) = pair.ask(4);
+    let (Some(CmEvent::Request(incoming)), _) = pair.wait_event() else { panic!("no request") };
+    let shared = QpOptions { recv_wr: 0, ..QP };
+    let qp = pair.target.ep().create_incoming(incoming, &shared).map_err(|(_, error)| error).expect("queue pair");
+    let receive = pair.target.sge(0, 4096);
+    for tag in 0..4 {
+        pair.target.ep().post_recv(RecvQueue::Shared, tag, &[receive]).expect("receive");
+    }
+    let params = ConnParams { private_data: &[], initiator_depth: 16, responder_resources: 0 };
+    pair.target.ep().accept(qp, &params).expect("accept");
+    let (_, Some(CmEvent::Established { .. })) = pair.wait_event() else { panic!("not established") };
+    pair.host.ep().established(host_qp).expect("established");
+    pair.wait_event();
+    pair.target.ep().arm().expect("armed");
+    let sge = pair.host.sge(0, 64);
+    pair.host.ep().post_send(host_qp, &send(1, SendOp::Send, sge)).expect("send");
+    let now = pair.now();
+    pair.host.ep().flush(now);
+    let fds = pair.target.ep().fds();
+    let mut polled: Vec<_> = fds.iter().map(|fd| nix::poll::PollFd::new(*fd, nix::poll::PollFlags::POLLIN)).collect();
+    assert_eq!(nix::poll::poll(&mut polled, 5000_u16), Ok(1));
+    pair.until(|pair| !pair.target.done.is_empty());
+    assert_eq!((pair.target.done[0].tag, pair.target.done[0].qp), (0, qp));
+}
