@@ -134,7 +134,7 @@ impl SoftEndpoint {
         self.drops
     }
 
-    fn create_qp(&mut self, options: &QpOptions, link: Link) -> Result<QpId, (Link, RdmaError)> {
+    fn create_qp(&mut self, options: &QpOptions, link: Link) -> Result<QpId, Box<(Link, RdmaError)>> {
         let srq = if options.recv_wr == 0 { self.srq } else { None };
         let config = QpConfig {
             send_cq: self.cq,
@@ -145,7 +145,7 @@ impl SoftEndpoint {
         };
         let Some(qpn) = self.engine.create_qp(&config) else {
             let reason = format!("all {} are in use", 1 << SLOT_BITS);
-            return Err((link, RdmaError::new("queue pair", reason, "")));
+            return Err(Box::new((link, RdmaError::new("queue pair", reason, ""))));
         };
         let slot = self.engine.slot_number(qpn).unwrap_or(0);
         if self.qps.len() <= slot {
@@ -219,10 +219,10 @@ impl SoftEndpoint {
 
     /// Sends what there is to send, as far as the socket takes it.
     fn transmit(&mut self, now: Duration) {
-        if let Some((first, at)) = self.unsent {
-            if now < at || !self.send(now, first) {
-                return;
-            }
+        if let Some((first, at)) = self.unsent
+            && (now < at || !self.send(now, first))
+        {
+            return;
         }
         loop {
             self.tx.clear();
@@ -328,8 +328,10 @@ impl Endpoint for SoftEndpoint {
     ) -> Result<QpId, (SoftIncoming, RdmaError)> {
         match self.create_qp(options, Link::Incoming(Box::new(incoming))) {
             Ok(qp) => Ok(qp),
-            Err((Link::Incoming(incoming), error)) => Err((*incoming, error)),
-            Err(_) => unreachable!("the link comes back as it went in"),
+            Err(failed) => match *failed {
+                (Link::Incoming(incoming), error) => Err((*incoming, error)),
+                _ => unreachable!("the link comes back as it went in"),
+            },
         }
     }
 
@@ -387,7 +389,7 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn create_outgoing(&mut self, outgoing: SoftOutgoing, options: &QpOptions) -> Result<QpId, RdmaError> {
-        self.create_qp(options, Link::Outgoing(outgoing, None, 0, 0)).map_err(|(_, error)| error)
+        self.create_qp(options, Link::Outgoing(outgoing, None, 0, 0)).map_err(|failed| failed.1)
     }
 
     fn connect(&mut self, qp: QpId, params: &ConnParams<'_>) -> Result<(), RdmaError> {
