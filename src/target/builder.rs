@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use nvme::registry::{
@@ -133,6 +134,30 @@ pub struct ServedNamespace {
     pub uuid: Uuid,
 }
 
+/// What a target holds at a moment, all reactors together. With no host connected all but the totals are zero, but for
+/// receives of the shared queues: those stay posted, with their pages, for the next host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections accepted since the start.
+    pub connections_accepted: u64,
+    /// Connections rejected since the start.
+    pub connections_rejected: u64,
+    /// Controllers, those that are being torn down included.
+    pub controllers: usize,
+    /// Queues.
+    pub queues: usize,
+    /// Commands under way.
+    pub requests: usize,
+    /// Bytes of data buffers and receive pages in use.
+    pub pool_used: usize,
+    /// Bytes of admin buffers in use.
+    pub admin_pool_used: usize,
+    /// Receive slots in use.
+    pub slots_used: usize,
+    /// Receives that no admitted queue has reserved.
+    pub receives_free: usize,
+}
+
 /// Collects what a target is to serve; see [`Target::builder`].
 #[derive(Debug, Default)]
 pub struct TargetBuilder {
@@ -145,6 +170,7 @@ pub struct TargetBuilder {
 /// A running target. Dropping it shuts it down.
 pub struct Target {
     served: Served,
+    counters: Box<dyn Fn() -> Counters + Send + Sync>,
     stop: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -163,6 +189,11 @@ impl Target {
     /// What it serves.
     pub fn served(&self) -> &Served {
         &self.served
+    }
+
+    /// What it holds right now.
+    pub fn counters(&self) -> Counters {
+        (self.counters)()
     }
 
     /// Stops listening, lets commands finish (up to 1.5 s), disconnects every host, ends the threads.
@@ -312,7 +343,8 @@ impl TargetBuilder {
             memory: options.memory_plan().arena * options.reactors,
             reactors: options.reactors,
         };
-        Ok(Target { served, stop: Some(Box::new(move || threads.stop())) })
+        let counters = Box::new(move || count(&shared));
+        Ok(Target { served, counters, stop: Some(Box::new(move || threads.stop())) })
     }
 }
 
@@ -321,6 +353,24 @@ struct Built {
     registry: Registry,
     published: Vec<Published>,
     served: Vec<(String, Vec<ServedNamespace>)>,
+}
+
+fn count<P: Provider>(shared: &Shared<P>) -> Counters {
+    let mut counters = Counters {
+        connections_accepted: shared.counters.connections_accepted.load(Ordering::Relaxed),
+        connections_rejected: shared.counters.connections_rejected.load(Ordering::Relaxed),
+        controllers: shared.with_control(|control| control.registry.controllers().count()),
+        ..Counters::default()
+    };
+    for port in &shared.reactors {
+        counters.queues += port.queues.load(Ordering::Relaxed) as usize;
+        counters.receives_free += port.free_slots.load(Ordering::Relaxed) as usize;
+        counters.requests += port.gauges.requests.load(Ordering::Relaxed);
+        counters.pool_used += port.gauges.pool_used.load(Ordering::Relaxed);
+        counters.admin_pool_used += port.gauges.admin_pool_used.load(Ordering::Relaxed);
+        counters.slots_used += port.gauges.slots_used.load(Ordering::Relaxed);
+    }
+    counters
 }
 
 /// The threads of a target; stopped in order when dropped.

@@ -15,7 +15,7 @@ use super::memory::{Home, SlotId};
 use super::namespace::IoCounters;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
-use super::request::{Direction, HostData, Job, MAX_DESCRIPTORS, RequestId, State, Subject, Tag};
+use super::request::{Direction, HostData, Job, RequestId, State, Subject, Tag};
 use crate::rdma::{Completion as WorkCompletion, Provider, WcStatus};
 
 /// Bytes of the Connect command's data.
@@ -315,7 +315,7 @@ impl<P: Provider> Reactor<P> {
                 let range = sgl::check_in_capsule(*offset, *len, capsule.arrived)?;
                 let page = self.memory.slots[capsule.slot as usize].page.as_ref().ok_or(Status::INTERNAL_ERROR)?;
                 let bytes = page.as_slice().get(range).ok_or(Status::INTERNAL_ERROR)?;
-                let list = sgl::resolve_last_segment(bytes, MAX_DESCRIPTORS)?;
+                let list = sgl::resolve_last_segment(bytes, self.shared.options.max_descriptors())?;
                 sgl::check_length(list.total_len(), needed)?;
                 let (count, invalidate) = (list.len(), list.invalidate());
                 self.requests.list_mut(id)[..count].copy_from_slice(&list);

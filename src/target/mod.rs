@@ -28,5 +28,7 @@ mod request;
 mod shared;
 mod teardown;
 
-pub use builder::{NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
+pub use builder::{
+    Counters, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError,
+};
 pub use options::{MemoryPlan, Options};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::builder::TargetError;
+use super::request::MAX_DESCRIPTORS;
 use crate::mem::Pool;
 
 /// Sizes and switches. The defaults suit a first try.
@@ -122,6 +123,12 @@ impl Options {
     /// Bytes of the page that stands behind each receive.
     pub(crate) fn receive_page(&self) -> usize {
         (self.in_capsule_data as usize).max(ADMIN_IN_CAPSULE as usize)
+    }
+
+    /// Keyed descriptors that one command may carry (MSDBD): a list of more than one lies in the capsule, so without room there
+    /// is one.
+    pub(crate) fn max_descriptors(&self) -> usize {
+        if (self.in_capsule_data as usize) < MAX_DESCRIPTORS * nvme::sgl::SGL_LEN { 1 } else { MAX_DESCRIPTORS }
     }
 
     /// Requests of one reactor: each submission queue entry can have a command under way and a response that is sent but

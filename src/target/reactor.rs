@@ -21,7 +21,7 @@ use super::queue::{CloseReason, Life, Queue};
 use super::request::{Requests, State, Tag, TagKind};
 use super::shared::{ControlMessage, Message, Shared};
 use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
-use crate::mem::MemError;
+use crate::mem::{MemError, PoolStats};
 use crate::rdma::{
     Access, Completion, ConnId, DeviceId, Endpoint, EndpointEvent, EndpointOptions, Mr, Provider, RdmaError, WcStatus,
 };
@@ -181,7 +181,19 @@ impl<P: Provider> Reactor<P> {
             }
         }
         self.submit(now);
+        if worked {
+            self.publish_gauges();
+        }
         worked
+    }
+
+    fn publish_gauges(&self) {
+        let gauges = &self.shared.reactors[self.index as usize].gauges;
+        let used = |pool: PoolStats| pool.total - pool.free;
+        gauges.requests.store(self.requests.in_use(), Ordering::Relaxed);
+        gauges.pool_used.store(used(self.memory.pool.stats()), Ordering::Relaxed);
+        gauges.admin_pool_used.store(used(self.memory.admin_pool.stats()), Ordering::Relaxed);
+        gauges.slots_used.store(self.memory.slots.len() - self.memory.free_slots.len(), Ordering::Relaxed);
     }
 
     fn poll_devices(&mut self, now: Duration) -> bool {

@@ -229,6 +229,10 @@ impl Requests {
         self.free.push(id);
     }
 
+    pub(crate) fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     pub(crate) fn list(&self, id: RequestId) -> &[KeyedSgl; MAX_DESCRIPTORS] {
         &self.lists[id as usize]
     }

@@ -157,6 +157,16 @@ pub(crate) struct ReactorPort<P: Provider> {
     pub(crate) free_slots: AtomicU32,
     /// Queues, for placement.
     pub(crate) queues: AtomicU32,
+    pub(crate) gauges: Gauges,
+}
+
+/// What a reactor has in use; stored by it after a round with work, read by anyone.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    pub(crate) requests: AtomicUsize,
+    pub(crate) pool_used: AtomicUsize,
+    pub(crate) admin_pool_used: AtomicUsize,
+    pub(crate) slots_used: AtomicUsize,
 }
 
 /// Counters of the whole target. Each is written rarely or by one reactor.
@@ -201,6 +211,7 @@ impl<P: Provider> Shared<P> {
                     mailbox: Mailbox::new()?,
                     free_slots: AtomicU32::new(options.receive_slots),
                     queues: AtomicU32::new(0),
+                    gauges: Gauges::default(),
                 })
             })
             .collect::<std::io::Result<_>>()?;
