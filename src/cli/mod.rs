@@ -25,7 +25,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a disk until SIGTERM or SIGINT
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     /// Check a configuration file and this machine against it, without starting anything
     Check(serve::Check),
 }

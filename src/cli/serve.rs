@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
-use farside::backend::Source;
+use farside::ProviderChoice;
+use farside::backend::{FaultPlan, Faulty, Source};
 use farside::config::{Config, Quick, machine_id, parse_size};
 use farside::target::Target;
-use farside::{ProviderChoice, TargetError};
 use nix::sys::signal::{SigSet, Signal};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::table::table;
 
@@ -55,6 +56,20 @@ pub(crate) struct Serve {
     /// Reactor threads [default: one per core]
     #[arg(long)]
     reactors: Option<u16>,
+    /// For tests: lay bytes over Identify data, CNS:OFFSET:HEX
+    #[arg(long, hide = true, value_parser = identify_override)]
+    test_identify: Vec<IdentifyBytes>,
+    /// For tests: answer Flush and FUA without doing them
+    #[arg(long, hide = true)]
+    test_drop_flush: bool,
+}
+
+/// Bytes to lay over an Identify data structure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct IdentifyBytes {
+    cns: u8,
+    offset: usize,
+    bytes: Vec<u8>,
 }
 
 #[derive(Debug, Args)]
@@ -93,7 +108,8 @@ impl Serve {
         ExitCode::SUCCESS
     }
 
-    fn start(self) -> Result<Target, String> {
+    fn start(mut self) -> Result<Target, String> {
+        let (identify, drop_flush) = (std::mem::take(&mut self.test_identify), self.test_drop_flush);
         let name = self.config.as_ref().map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
         let config = self.configuration().map_err(|error| error.to_string())?;
         let problems = config.check_host(&name);
@@ -101,7 +117,17 @@ impl Serve {
             return Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nfarside: "));
         }
         let provider = config.options.provider;
-        config.open().and_then(|builder| builder.start_on(provider)).map_err(|error: TargetError| error.to_string())
+        let mut builder = config.open().map_err(|error| error.to_string())?;
+        for IdentifyBytes { cns, offset, bytes } in identify {
+            warn!(cns, offset, "test: Identify data are made wrong on purpose");
+            builder = builder.identify_override(cns, offset, bytes);
+        }
+        if drop_flush {
+            warn!("test: Flush and FUA are answered without being done; data will be lost");
+            let plan = FaultPlan { drop_flush: true, ..FaultPlan::default() };
+            builder = builder.map_backends(|backend| Arc::new(Faulty::new(backend, plan)));
+        }
+        builder.start_on(provider).map_err(|error| error.to_string())
     }
 
     /// The configuration of the file or of the arguments, with the switches that go with both.
@@ -154,6 +180,32 @@ impl Check {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(2)
+        }
+    }
+}
+
+/// `1:77:20`: CNS, offset (both decimal), bytes in hexadecimal.
+fn identify_override(text: &str) -> Result<IdentifyBytes, String> {
+    let wrong = || format!("{text:?} is not CNS:OFFSET:HEX");
+    let mut parts = text.splitn(3, ':');
+    let mut part = || parts.next().ok_or_else(wrong);
+    let (cns, offset, hex) = (part()?, part()?, part()?);
+    let bytes = (0..hex.len())
+        .step_by(2)
+        .map(|at| hex.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()).ok_or_else(wrong))
+        .collect::<Result<_, _>>()?;
+    Ok(IdentifyBytes { cns: cns.parse().map_err(|_| wrong())?, offset: offset.parse().map_err(|_| wrong())?, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identify_bytes_are_parsed_whole_or_refused() {
+        assert_eq!(identify_override("1:320:0a00"), Ok(IdentifyBytes { cns: 1, offset: 320, bytes: vec![10, 0] }));
+        for wrong in ["", "1:2", "1:2:a", "1:2:zz", "256:0:00", "1:x:00"] {
+            assert!(identify_override(wrong).is_err(), "{wrong}");
         }
     }
 }
