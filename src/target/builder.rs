@@ -307,6 +307,21 @@ impl TargetBuilder {
         Ok(Built { registry, published, served })
     }
 
+    /// Reactor threads that it will have.
+    pub(crate) fn reactors(&self) -> usize {
+        self.options.reactors
+    }
+
+    /// Replaces each listener by those that stand for it.
+    pub(crate) fn map_listeners(mut self, replace: impl Fn(SocketAddr) -> Vec<SocketAddr>) -> Self {
+        let listeners = std::mem::take(&mut self.listeners);
+        let replaced = listeners
+            .into_iter()
+            .flat_map(|(address, tos)| replace(address).into_iter().map(move |address| (address, tos)));
+        self.listeners = replaced.collect();
+        self
+    }
+
     /// Puts something before every backend added so far: a cache, a counter, a test's faults.
     #[must_use]
     pub fn map_backends(mut self, wrap: impl Fn(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {

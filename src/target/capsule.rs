@@ -85,7 +85,11 @@ impl<P: Provider> Reactor<P> {
         // What arrived, not what the buffer holds, and no more than was offered.
         let capsule = Capsule { slot, arrived: (completion.byte_len - 64).min(in_capsule) };
         let begun = match parsed {
-            Ok(command) => self.begin(at, id, command, capsule, now),
+            Ok(command) => {
+                // Also a refused command's key is invalidated.
+                self.requests[id].invalidate = command.sgl.invalidate();
+                self.begin(at, id, command, capsule, now)
+            }
             Err(bad) => Err(bad.status),
         };
         // The host's slot is free once the response leaves; its receive stands before that.
@@ -289,8 +293,6 @@ impl<P: Provider> Reactor<P> {
         capsule: Capsule,
     ) -> Result<(), Status> {
         let request = &mut self.requests[id];
-        // Also a command without data may name a key to invalidate.
-        request.invalidate = sgl.invalidate();
         if direction == Direction::None || needed == 0 {
             return Ok(());
         }

@@ -274,6 +274,16 @@ impl<P: Provider> Reactor<P> {
     fn on_work_failed(&mut self, what: &'static str, tag: Tag, status: WcStatus, now: Duration) {
         if let Some(request) = self.requests.find(tag.index, tag.generation) {
             let queue = request.queue;
+            let device = self.queues.get(queue as usize).map(|queue| queue.device);
+            if tag.kind == TagKind::Send
+                && request.invalidate.is_some()
+                && is_local_failure(status)
+                && let Some(Some(device)) = device.map(|at| self.devices[at].as_mut())
+                && device.invalidate
+            {
+                warn!(reactor = self.index, "the device claims SEND with invalidate and fails it: it is used no more");
+                device.invalidate = false;
+            }
             self.close_queue(queue, CloseReason::WorkFailed(what, status), now);
         }
     }
@@ -413,7 +423,9 @@ impl<P: Provider> Reactor<P> {
             return Ok(at);
         }
         let options = &self.shared.options;
-        let wanted = EndpointOptions { srq_depth: options.receive_slots, srq_sge: 2, comp_vector: self.index };
+        let most = self.provider.device_info(id).map_or(0, |info| info.caps.max_srq_wr);
+        let srq_depth = options.receive_slots.min(most);
+        let wanted = EndpointOptions { srq_depth, srq_sge: 2, comp_vector: self.index };
         let mut endpoint = self.provider.open_endpoint(id, self.index as usize, &wanted)?;
         let arena = self.memory.arena();
         let mr = arena.register(&mut endpoint, Access::Local)?;
@@ -421,7 +433,7 @@ impl<P: Provider> Reactor<P> {
         let device = Device {
             id,
             mr,
-            shared_depth: caps.max_srq_wr.min(options.receive_slots),
+            shared_depth: srq_depth,
             posted: 0,
             wanted: 0,
             by_qp: Vec::new(),
@@ -474,6 +486,11 @@ impl<P: Provider> Reactor<P> {
 pub(crate) fn open_ring(entries: u32) -> Result<RingHandle, RingError> {
     let options = RingOptions { entries, ..Default::default() };
     Ok(std::rc::Rc::new(std::cell::RefCell::new(Ring::new(&options)?)))
+}
+
+/// Whether a work request failed in the device itself: not flushed, and not for what the peer did.
+fn is_local_failure(status: WcStatus) -> bool {
+    matches!(status, WcStatus::Other(_) | WcStatus::LocalLength | WcStatus::LocalProtection)
 }
 
 /// Lines that peers may cause: ten a second, and a count of what was left out.
