@@ -402,6 +402,59 @@ fn many_files_beyond_the_registered_ones_work() {
     assert_eq!(bench.read(4 * 512, 512).unwrap(), vec![4; 512]);
 }
 
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain thread-local number.
+unsafe impl std::alloc::GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise about the layout is passed on.
+        unsafe { std::alloc::System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, base: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise about the block is passed on.
+        unsafe { std::alloc::System.dealloc(base, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn steady_state_allocates_nothing() {
+    let mut bench = Bench::new(true);
+    let (mut done, mut ready) = (Vec::with_capacity(64), Vec::with_capacity(64));
+    let mut buffers: Vec<_> = (0..32).map(|_| bench.data(&[1; 4096], 0)).collect();
+    let mut allocations = 0;
+    for round in 0..200u64 {
+        let before = ALLOCATIONS.get();
+        let ops = [IoOp::Write { offset: round % 64 * 65536, fua: round % 8 == 0 }, IoOp::Read { offset: 0 }];
+        while let Some(data) = buffers.pop() {
+            bench.start(ops[buffers.len() % 2], Some(data));
+        }
+        bench.start(IoOp::Flush, None);
+        bench.start(IoOp::WriteZeroes { offset: 1 << 20, len: 8192, deallocate: true, fua: true }, None);
+        while bench.ring.borrow().in_flight() > 0 {
+            bench.ring.borrow_mut().wait(Some(Duration::from_secs(5))).unwrap();
+            bench.ring.borrow_mut().poll(&mut done, &mut ready);
+            for done in done.drain(..) {
+                assert_eq!(done.result, Ok(()));
+                buffers.extend(done.data);
+            }
+        }
+        if round >= 20 {
+            allocations += ALLOCATIONS.get() - before;
+        }
+    }
+    assert_eq!(allocations, 0);
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Read(u64, u64),
