@@ -143,8 +143,15 @@ const fn pause(milliseconds: u32) -> types::Timespec {
 impl Ring {
     /// A ring for the calling thread.
     pub fn new(options: &RingOptions) -> Result<Self, RingError> {
-        let (uring, mode) = setup::build(options.entries.clamp(8, 32_768))?;
+        let wanted = options.entries.clamp(8, 32_768);
+        let (uring, mode) = setup::build(wanted)?;
         let mut remarks = Vec::new();
+        if uring.params().sq_entries() < wanted {
+            remarks.push(format!(
+                "io_uring: queues of {} entries instead of {wanted}; raise the memlock limit (ulimit -l, LimitMEMLOCK=)",
+                uring.params().sq_entries()
+            ));
+        }
         if mode != Mode::Deferred {
             remarks.push("io_uring: an old kernel's way of completing (Linux 6.1 has a faster one)".into());
         }

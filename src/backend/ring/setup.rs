@@ -50,21 +50,36 @@ pub(super) enum Mode {
     Plain,
 }
 
+/// A ring in the best mode, of the wanted size or of what the memlock limit allows.
 pub(super) fn build(entries: u32) -> Result<(IoUring, Mode), RingError> {
-    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-    for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
-        match build_mode(entries, mode) {
-            Ok(ring) if ring.params().is_feature_nodrop() && ring.params().is_feature_ext_arg() => {
+    let mut entries = entries;
+    loop {
+        match build_sized(entries) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && entries > SMALLEST => entries /= 2,
+            Err(error) => return Err(explain(&error)),
+            Ok((ring, mode)) if ring.params().is_feature_nodrop() && ring.params().is_feature_ext_arg() => {
                 return Ok((ring, mode));
             }
             Ok(_) => return Err(RingError::new("the kernel is older than 5.11", "use Linux 6.1 or later")),
+        }
+    }
+}
+
+/// Entries of the smallest queue that is worth having: three pages with its completions.
+const SMALLEST: u32 = 32;
+
+fn build_sized(entries: u32) -> io::Result<(IoUring, Mode)> {
+    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+    for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
+        match build_mode(entries, mode) {
+            Ok(ring) => return Ok((ring, mode)),
             Err(error) => last = error,
         }
         if last.raw_os_error() != Some(libc::EINVAL) {
             break;
         }
     }
-    Err(explain(&last))
+    Err(last)
 }
 
 fn build_mode(entries: u32, mode: Mode) -> io::Result<IoUring> {
