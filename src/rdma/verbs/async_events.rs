@@ -83,6 +83,7 @@ impl Endpoint {
             kind if PORT.contains(&kind) => {
                 let mtu = self.device.mtu();
                 info!(device = self.device.name(), gid = self.device.gid(), mtu, event = kind, "RDMA port changed");
+                self.device.look_for_gid();
                 Some(EndpointEvent::PortChanged)
             }
             _ => {

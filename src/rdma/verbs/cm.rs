@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -112,6 +112,9 @@ struct Resolving {
 /// How often to look whether devices are still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How often a refused request is worth a line.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
+
 type Said = CmEvent<Incoming, Outgoing>;
 
 /// See [`crate::rdma::Cm`].
@@ -126,6 +129,8 @@ pub struct Cm {
     epoll: Epoll,
     /// When to look whether devices are still there (see `device.rs`).
     look: TimerFd,
+    /// When a refused request was last worth a line.
+    complained: Option<Instant>,
 }
 
 impl Cm {
@@ -143,6 +148,7 @@ impl Cm {
         epoll.add(&look, EpollEvent::new(EpollFlags::EPOLLIN, 2)).map_err(fault)?;
         Ok(Self {
             look,
+            complained: None,
             listeners: HashMap::new(),
             resolving: HashMap::new(),
             ready: VecDeque::new(),
@@ -209,7 +215,11 @@ impl Cm {
         let device = match self.registry.of(raw, local, &self.channel) {
             Ok(device) => device,
             Err(error) => {
-                warn!(%peer, %local, %error, "connection request refused");
+                // A peer may cause any number of these.
+                if self.complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
+                    self.complained = Some(Instant::now());
+                    warn!(%peer, %local, %error, "connection request refused");
+                }
                 if let Err(errno) = id.reject(&[]) {
                     debug!(%peer, errno, "reject");
                 }

@@ -14,7 +14,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +42,10 @@ pub(super) struct Device {
     /// librdmacm's context. Open as long as the watch lives.
     verbs: *mut ib::ibv_context,
     port: u8,
-    gid: String,
+    gid: [u8; 16],
+    /// The same, with its kind, for people.
+    gid_text: String,
+    gid_is_there: AtomicBool,
     caps: Caps,
     iwarp: bool,
     ethernet: bool,
@@ -79,7 +82,21 @@ impl Device {
     }
 
     pub(super) fn gid(&self) -> &str {
-        &self.gid
+        &self.gid_text
+    }
+
+    /// Says so, once, when the GID that connections stand on goes or comes: it does with its interface's address, and
+    /// every symptom of that looks like something else.
+    pub(super) fn look_for_gid(&self) {
+        let there = gid_kind(&self.name, self.port, self.gid).is_some();
+        if self.gid_is_there.swap(there, Ordering::Relaxed) == there {
+            return;
+        }
+        if there {
+            info!(device = self.name, gid = self.gid_text, "GID is back");
+        } else {
+            warn!(device = self.name, gid = self.gid_text, "GID vanished, connections over it fail: see ip addr");
+        }
     }
 
     pub(super) fn ibv_device(&self) -> *mut ib::ibv_device {
@@ -101,7 +118,7 @@ impl Device {
         DeviceInfo {
             id: self.id,
             name: self.name.clone(),
-            gid: self.gid.clone(),
+            gid: self.gid_text.clone(),
             mtu: self.mtu(),
             caps: self.caps.clone(),
         }
@@ -182,7 +199,7 @@ impl Registry {
         info!(
             device = device.name,
             id = device.id.0,
-            gid = device.gid,
+            gid = device.gid_text,
             mtu = device.mtu(),
             iwarp = device.iwarp,
             "RDMA device in use"
@@ -214,10 +231,12 @@ impl Registry {
             }
         };
         let iwarp = transport == ib::ibv_transport_type::IBV_TRANSPORT_IWARP;
-        let port = id.port();
+        let (port, gid) = (id.port(), id.sgid());
         let mut device = Device {
             id: number,
-            gid: gid_text(&name, port, id.sgid()),
+            gid,
+            gid_text: gid_text(&name, port, gid),
+            gid_is_there: AtomicBool::new(true),
             name,
             node: node.exists().then_some(node),
             verbs,
@@ -333,22 +352,27 @@ fn mtu_bytes(mtu: ib::ibv_mtu::Type) -> u32 {
     if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
 }
 
-/// A GID as text, with the kind that the kernel's table gives it.
+/// A GID as text, with its kind.
 fn gid_text(device: &str, port: u8, gid: [u8; 16]) -> String {
-    let text = std::net::Ipv6Addr::from(gid).to_string();
-    let table = format!("/sys/class/infiniband/{device}/ports/{port}");
-    let kind = fs::read_dir(format!("{table}/gids")).ok().and_then(|entries| {
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).find_map(|index| {
-            let value = fs::read_to_string(format!("{table}/gids/{index}")).ok()?;
-            let same = value.trim().parse::<std::net::Ipv6Addr>().ok()?.octets() == gid;
-            let kind = fs::read_to_string(format!("{table}/gid_attrs/types/{index}")).ok()?;
-            same.then(|| kind.trim().to_owned()).filter(|kind| kind != "IB/RoCE v1")
-        })
-    });
-    match kind {
+    let text = Ipv6Addr::from(gid).to_string();
+    match gid_kind(device, port, gid) {
         Some(kind) => format!("{text} ({kind})"),
         None => text,
     }
+}
+
+/// The kind that the kernel's table gives a GID, the newest if it is there more than once; `None` if it is not there.
+fn gid_kind(device: &str, port: u8, gid: [u8; 16]) -> Option<String> {
+    let table = format!("/sys/class/infiniband/{device}/ports/{port}");
+    let kinds = fs::read_dir(format!("{table}/gids")).ok()?.flatten().filter_map(|entry| {
+        let value = fs::read_to_string(entry.path()).ok()?;
+        let same = value.trim().parse::<Ipv6Addr>().ok()?.octets() == gid;
+        let index = entry.file_name().into_string().ok()?;
+        let kind = fs::read_to_string(format!("{table}/gid_attrs/types/{index}")).ok()?;
+        same.then(|| kind.trim().to_owned())
+    });
+    // "IB/RoCE v1" before "RoCE v2".
+    kinds.max()
 }
 
 #[cfg(test)]

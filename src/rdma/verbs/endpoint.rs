@@ -199,7 +199,7 @@ impl Endpoint {
         let srq = self.srq.as_ref().filter(|_| options.recv_wr == 0).map(|shared| &shared.srq);
         let made = QueuePair::new(&self.domain, &self.cqs[index].cq, srq, options).and_then(|qp| {
             change(&self.device, id, &qp, ib::ibv_qp_state::IBV_QPS_INIT, |_| ())
-                .map_err(|errno| RdmaError::os("queue pair, initial state", errno, ""))?;
+                .map_err(|errno| RdmaError::os("queue pair, initial state", errno, "the peer may be gone already"))?;
             Ok(qp)
         });
         match made {
@@ -419,7 +419,7 @@ impl crate::rdma::Endpoint for Endpoint {
                 Ok(self.insert(made.assemble(id, conn.0, (local, peer), options)))
             }
             Err(error) => {
-                warn!(peer = %incoming.peer, device = self.device.name(), %error, "no queue pair for a request");
+                debug!(peer = %incoming.peer, device = self.device.name(), %error, "no queue pair for a request");
                 Err((incoming, error))
             }
         }
@@ -443,10 +443,10 @@ impl crate::rdma::Endpoint for Endpoint {
                 Ok(())
             }
             Err(errno) => {
-                let mtu = self.device.mtu();
-                let (device, gid) = (self.device.name(), self.device.gid());
-                warn!(peer = %this.peer, local = %this.local, device, gid, mtu, errno, "accept failed");
-                let error = RdmaError::os(format!("accepting {}", this.peer), errno, "");
+                let (device, gid, mtu) = (self.device.name(), self.device.gid(), self.device.mtu());
+                let what = format!("accepting {} at {} ({device}, GID {gid}, MTU {mtu})", this.peer, this.local);
+                debug!(conn = this.conn, qpn = this.number, errno, "{what} failed");
+                let error = RdmaError::os(what, errno, "");
                 self.qps[qp.0 as usize].fail();
                 Err(error)
             }
