@@ -6,6 +6,7 @@
 
 mod removal;
 mod rig;
+mod storm;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
