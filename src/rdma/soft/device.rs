@@ -22,15 +22,16 @@ pub(super) struct Device {
     pub(super) interface: String,
     pub(super) mtu: Mtu,
     pub(super) cm_socket: Socket,
-    /// One for each reactor.
-    pub(super) sockets: Vec<Arc<Socket>>,
+    /// One for each reactor, opened when it is first used. Their order is what the steering program counts by.
+    sockets: Mutex<Vec<Arc<Socket>>>,
+    scope: u32,
     pub(super) index_bits: u32,
     cm: Mutex<CmState>,
     _lock: OwnedFd,
 }
 
 impl Device {
-    /// Takes the address for this process and opens its sockets.
+    /// Takes the address for this process, for up to `reactors` reactors.
     pub(super) fn open(
         id: DeviceId,
         address: IpAddr,
@@ -39,13 +40,11 @@ impl Device {
         seed: u64,
     ) -> Result<Self, RdmaError> {
         let lock = lock(address)?;
-        let bind = || Socket::bind(address, scope).map_err(|error| bind_error(address, &error));
-        let cm_socket = bind()?;
+        let cm_socket = Socket::bind(address, scope).map_err(|error| bind_error(address, &error))?;
         steer::attach(&cm_socket.fd, reactors).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
             RdmaError::os(format!("steering packets of {address}"), errno, "a kernel of 4.5 or later is needed")
         })?;
-        let sockets = (0..reactors).map(|_| bind().map(Arc::new)).collect::<Result<_, _>>()?;
         let (interface, mtu) = interface_of(address)?;
         let path_mtu = Mtu::for_device(mtu).ok_or_else(|| {
             RdmaError::new(
@@ -60,11 +59,26 @@ impl Device {
             interface,
             mtu: path_mtu,
             cm_socket,
-            sockets,
+            sockets: Mutex::default(),
+            scope,
             index_bits: steer::index_bits(reactors),
             cm: Mutex::new(CmState::new(address, seed)),
             _lock: lock,
         })
+    }
+
+    /// The socket of a reactor.
+    pub(super) fn socket(&self, reactor: usize) -> Result<Arc<Socket>, RdmaError> {
+        if reactor >= 1 << self.index_bits {
+            let reason = format!("the software provider has room for {}", 1 << self.index_bits);
+            return Err(RdmaError::new(format!("reactor {reactor} of {}", self.address), reason, "use fewer reactors"));
+        }
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        while sockets.len() <= reactor {
+            let socket = Socket::bind(self.address, self.scope).map_err(|error| bind_error(self.address, &error))?;
+            sockets.push(Arc::new(socket));
+        }
+        Ok(Arc::clone(&sockets[reactor]))
     }
 
     /// Connection management of this address.

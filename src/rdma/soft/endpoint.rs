@@ -82,10 +82,7 @@ impl SoftEndpoint {
         reactor: usize,
         options: &EndpointOptions,
     ) -> Result<Self, RdmaError> {
-        let socket = device.sockets.get(reactor).map(Arc::clone).ok_or_else(|| {
-            let reason = format!("it was opened for {} reactors", device.sockets.len());
-            RdmaError::new(format!("reactor {reactor} of {}", device.address), reason, "")
-        })?;
+        let socket = device.socket(reactor)?;
         let config = roce::Config {
             index: u32::try_from(reactor).unwrap_or(0),
             index_bits: device.index_bits,

@@ -45,7 +45,7 @@ pub struct Soft {
 
 #[derive(Debug)]
 struct Inner {
-    /// Sockets per address.
+    /// Reactors that an address has room for.
     reactors: usize,
     devices: Mutex<Vec<Arc<Device>>>,
     events: Mutex<VecDeque<Event>>,
@@ -58,7 +58,15 @@ struct Inner {
 }
 
 impl Soft {
-    /// A provider whose addresses serve up to `reactors` reactors.
+    /// A provider with room for as many reactors as this machine has processors, or 16.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn open() -> Result<Self, RdmaError> {
+        Self::new(std::thread::available_parallelism().map_or(1, usize::from).max(16))
+    }
+
+    /// A provider with room for `reactors` reactors.
     ///
     /// # Errors
     /// When the system has no descriptor left.
