@@ -1,12 +1,14 @@
 """What can stand behind a namespace, and that nothing is served twice."""
 
+import errno
 import os
 import re
 from pathlib import Path
 
 from cases.registry import EVERYWHERE, FARSIDE, case
 from guest.fio import MIB, fio
-from guest.shell import equal, modprobe, sh, sha256, true
+from guest.nvmecli import controllers, disconnect_all
+from guest.shell import equal, modprobe, run, sh, sha256, true
 from guest.target import NQN, Namespace, Subsystem, endpoint
 
 O_DIRECT = 0o40000
@@ -61,7 +63,8 @@ def a_file_system_without_direct_io_is_served_buffered_and_said_so(lab):
     true("no descriptor has O_DIRECT", not any(f & O_DIRECT for f in open_flags(target.pid, path)))
     true("the start-up text says that it is buffered", re.search(r"buffered|page cache", target.log(), re.IGNORECASE))
     equal("checksum of the file", sha256(path, length=32 * MIB), sha256(disk, length=32 * MIB, direct=True))
-    target.stop()
+    disconnect_all()
+    target.stop()  # before the file system is taken away
 
 
 @case(providers=EVERYWHERE)
@@ -77,14 +80,18 @@ def a_loop_block_device_is_served_with_its_own_block_size(lab):
     equal("logical block size", int(Path(f"/sys/block/{name}/queue/logical_block_size").read_text()), 4096)
     host_side = sha256(disk, length=64 * MIB, direct=True)
     if lab.is_farside:
-        with open("/proc/mounts"):
-            try:
-                os.close(os.open(loop, os.O_RDWR | os.O_EXCL))
-                raise AssertionError("the device is not held exclusively")
-            except OSError as error:
-                equal("errno of a second exclusive open", error.errno, 16)
-    target.stop() if lab.is_farside else None
+        equal("error of a second exclusive open", exclusive_open_error(loop), errno.EBUSY)
+    disconnect_all()
+    target.stop()
     equal("checksum of the file behind the loop device", sha256(path, length=64 * MIB), host_side)
+
+
+def exclusive_open_error(path) -> int:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_EXCL))
+        return 0
+    except OSError as error:
+        return error.errno
 
 
 @case()
@@ -130,16 +137,12 @@ def the_quick_form_makes_the_file_and_prints_a_connect_line_that_works(lab):
     command = line[line.index("nvme connect") :].strip().strip("`").split()
     equal("size of the new file", path.stat().st_size, 64 * MIB)
     sh(*command)
-    from guest.nvmecli import controllers
-
     (controller,) = controllers()
     fio("quick", filename=controller.disk(), rw="randwrite", bs="4k", size=4 * MIB, iodepth=8, verify="crc32c")
 
 
 def refused_start(lab, *argv, names: str, say: str = "") -> str:
     """A start that must end with status 2 and one line that names the object; returns the line."""
-    from guest.shell import run
-
     command = [str(lab.binary), "serve", *map(str, argv)]
     if "--provider" not in command:
         command += ["--provider", lab.provider]
