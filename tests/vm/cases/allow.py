@@ -30,7 +30,7 @@ RECONNECT = (
     (r"nvme nvme\d+: failed (nvme_)?keep[- ]alive|keep-alive (time|failed)", "the case takes the target away"),
     (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
-    (r"I/O error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
+    (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
     (r"nvme nvme\d+: queue \d+: timeout", "a command that the target did not answer before it went"),
     (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "a command that the lost connection aborted; multipath sends it again"),
     (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),

@@ -200,10 +200,12 @@ def get_feature_answers_each_selector_or_refuses_as_invalid_field(lab):
 def set_feature_changes_the_current_value_and_not_the_default(lab):
     target = lab.serve()
     controller = lab.connect(target)
-    nvme("set-feature", controller.device, "-f", 0x0B, "-v", 0x100)
-    equal("event configuration after a change", feature(controller, 0x0B, 0), ("ok", 0x100))
-    if lab.is_farside:
-        equal("its default", feature(controller, 0x0B, 1)[1] != 0x100, True)
+    default = feature(controller, 0x0B, 1)[1] if lab.is_farside else 0x100
+    for value in (0x100, 0x000):  # namespace attribute notices on, and off
+        nvme("set-feature", controller.device, "-f", 0x0B, "-v", value)
+        equal("event configuration after a change", feature(controller, 0x0B, 0), ("ok", value))
+        if lab.is_farside:
+            equal("its default", feature(controller, 0x0B, 1), ("ok", default))
     bad = run("nvme", "set-feature", controller.device, "-f", 0xFF, "-v", 1, check=False)
     true("an unknown feature cannot be set", bad.returncode != 0 and "Invalid Field" in bad.stdout + bad.stderr)
 

@@ -59,7 +59,7 @@ def terminated_under_fio_it_ends_in_2_s_and_nothing_acknowledged_is_lost(lab):
     equal("checksum of the backing file and of the disk", sha256(namespace.path, length=namespace.size), same)
 
 
-@case(providers=FARSIDE)
+@case(providers=FARSIDE, allow=RECONNECT)
 def an_idle_target_with_a_host_ends_at_once(lab):
     target = lab.serve()
     lab.connect(target)

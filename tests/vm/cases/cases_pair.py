@@ -95,7 +95,7 @@ def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     equal("checksum of the backing file", pair.call(pair.near, "backing_sha256", 60), before)
 
 
-@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def a_cable_that_is_pulled_for_20_s_is_survived(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}]])
@@ -148,7 +148,7 @@ _power_case("fsync", "was_flushed")
 _power_case("dsync", "was_written_through")
 
 
-@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+@case(list="all", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
 def power_loss_of_the_target_is_real(pair):
     """The same without any flush must lose something, or the two cases above prove nothing."""
     found = _power_loss(pair, "none")
