@@ -190,7 +190,8 @@ pub(crate) fn supported_page(pages: &[u8]) -> Vec<u8> {
 }
 
 /// Commands supported and effects (LID 05h): 256 Dwords for admin commands, 256 for I/O commands. Writes change content
-/// (LBCC); the scope is the namespace for I/O and the controller for admin commands.
+/// (LBCC); the scope is the controller for admin commands and not reported for I/O commands: Linux warns of "unusual effects"
+/// at any bit but these.
 pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Vec<u8> {
     let admin = [
         admin::GET_LOG_PAGE,
@@ -215,7 +216,7 @@ pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Ve
     });
     let io = always.into_iter().chain(optional).map(|(opcode, effects)| {
         let slot = 256 + usize::from(opcode.0);
-        (slot, SUPPORTED | SCOPE_NAMESPACE | effects)
+        (slot, SUPPORTED | effects)
     });
     dword_table(1024, admin.into_iter().chain(io))
 }
@@ -253,7 +254,6 @@ fn dword_table(len: usize, entries: impl IntoIterator<Item = (usize, u32)>) -> V
 const TRTYPE_RDMA: u8 = 1;
 const SUPPORTED: u32 = 1;
 const CONTENT_CHANGE: u32 = 1 << 1;
-const SCOPE_NAMESPACE: u32 = 1 << 20;
 const SCOPE_CONTROLLER: u32 = 1 << 21;
 
 #[cfg(test)]

@@ -148,6 +148,11 @@ impl Pool {
         pool
     }
 
+    /// Bytes that a buffer of `len` bytes takes.
+    pub fn footprint(len: usize) -> usize {
+        PAGE << order_of(len)
+    }
+
     /// A buffer of `len` bytes (0 counts as 1), or `None` if none is free: wait, or it is too large for ever.
     pub fn take(&mut self, len: usize) -> Option<Buffer> {
         if len > Self::MAX_BUFFER {

@@ -43,22 +43,22 @@ impl<P: Provider> Reactor<P> {
 
     /// Takes all the buffers that a request needs, or none.
     fn take_buffers(&mut self, id: RequestId, admin: bool) -> bool {
-        let request = &mut self.requests[id];
-        let pool = if admin { &mut self.memory.admin_pool } else { &mut self.memory.pool };
+        let (request, memory) = (&mut self.requests[id], &mut self.memory);
         let len = request.data_len as usize;
+        let mut take = || if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
         let mut second = None;
         if request.is_compare() {
-            second = pool.take(len);
+            second = take();
             if second.is_none() {
                 return false;
             }
         }
         if request.buffer.is_none() {
-            match pool.take(len) {
+            match take() {
                 Some(buffer) => request.buffer = Some(buffer),
                 None => {
                     if let Some(second) = second {
-                        pool.give(second);
+                        memory.give(second);
                     }
                     return false;
                 }

@@ -42,8 +42,6 @@ pub(crate) struct Memory {
     pub(crate) free_slots: Vec<SlotId>,
     /// Receives that wait for a page, and where they belong.
     pub(crate) starved: Vec<(SlotId, Home)>,
-    /// Data that a posted page must leave for the data of other commands.
-    pub(crate) reserve: usize,
     page_len: usize,
     /// Where the admin pool starts in the arena.
     admin_start: usize,
@@ -68,7 +66,6 @@ impl Memory {
             slots,
             free_slots: (0..options.receive_slots).rev().collect(),
             starved: Vec::new(),
-            reserve: plan.pool / 16,
             page_len: options.receive_page(),
             admin_start: plan.pool,
             commands,
@@ -142,12 +139,19 @@ impl Memory {
         }
     }
 
-    /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare.
-    pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
-        if self.pool.stats().free < self.reserve {
+    /// A buffer for data: never from what the receives that are not posted yet will need, so that however many commands wait
+    /// for a disk, a new host's queue finds its pages.
+    pub(crate) fn take_data(&mut self, len: usize) -> Option<Buffer> {
+        let receives = (self.free_slots.len() + self.starved.len()) * Pool::footprint(self.page_len);
+        if self.pool.stats().free < receives + Pool::footprint(len) {
             return None;
         }
-        let fresh = self.pool.take(self.page_len)?;
+        self.pool.take(len)
+    }
+
+    /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare.
+    pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
+        let fresh = self.take_data(self.page_len)?;
         self.slots[slot as usize].page.replace(fresh)
     }
 
