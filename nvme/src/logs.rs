@@ -338,8 +338,8 @@ mod tests {
         assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18]);
         let io: Vec<usize> = (0..256).filter(|&n| at(256 + n) != 0).collect();
         assert_eq!(io, [0, 1, 2, 5, 8, 9]);
-        assert_eq!(at(257), 0x10_0003, "write changes content");
-        assert_eq!(at(258), 0x10_0001);
+        assert_eq!(at(257), 3, "write changes content");
+        assert_eq!(at(258), 1);
         let none = command_effects_page(&NamespaceCommands::default());
         assert_eq!(none[1024 + 5 * 4], 0);
     }
