@@ -1,0 +1,266 @@
+//! Faults that only the in-process provider can be ordered to have, and what exists on it afterwards.
+
+use std::time::Duration;
+
+use farside::host::raw::RawQueue;
+use farside::host::wire;
+use farside::rdma::local::{Local, LocalOptions, WorkKind};
+
+use crate::rig::{LIMIT, LocalRig, Rig, Setup, settles, small};
+
+type LocalSetup = Setup<LocalRig>;
+
+/// A target whose device is not the default one.
+fn over(change: impl FnOnce(&mut LocalOptions)) -> LocalSetup {
+    let rig = LocalRig::new();
+    let mut options = LocalOptions::default();
+    change(&mut options);
+    let provider = rig.local.with(options);
+    Setup::over(rig, small(), provider)
+}
+
+fn exercise(setup: &LocalSetup, salt: u8) {
+    println!("device {salt}");
+    let (mut raw, _, io) = setup.ready();
+    for blocks in [1, 8, 16, 128, 2048] {
+        let bytes: Vec<u8> = (0..blocks * 512usize).map(|at| (at / 3) as u8 ^ salt).collect();
+        let status = raw.write(io, 1, 5, &bytes);
+        assert!(status.is_success(), "write of {blocks}: {status}");
+        assert_eq!(raw.read(io, 1, 5, blocks as u32).expect("a read"), bytes);
+    }
+}
+
+#[test]
+fn devices_of_other_kinds_serve_too() {
+    // iWARP: the sink of a READ needs remote write access, for the length of the transfer only.
+    let setup = over(|options| options.caps.read_sink_needs_remote_write = true);
+    exercise(&setup, 1);
+    // No SEND with invalidate; a depth of 1; no inline data; few work requests.
+    exercise(&over(|options| options.caps.send_with_invalidate = false), 2);
+    exercise(&over(|options| options.caps.max_initiator_depth = 1), 3);
+    exercise(&over(|options| options.caps.max_inline = 0), 5);
+    exercise(&over(|options| options.pad_private_data = Some(56)), 7);
+}
+
+#[test]
+#[ignore = "the target asks for more shared receives than the device has"]
+fn device_with_few_or_no_shared_receives_serves_too() {
+    exercise(&over(|options| options.caps.max_srq_wr = 0), 4);
+    exercise(&over(|options| options.caps.max_srq_wr = 64), 6);
+}
+
+#[test]
+fn queue_beyond_the_devices_work_requests_is_rejected_or_clamped() {
+    let setup = over(|options| options.caps.max_qp_wr = 256);
+    exercise(&setup, 1);
+    let mut raw = setup.raw();
+    raw.admin_up();
+    // Either a connection that works, or a reject with "no resources"; never silence.
+    match raw.queue(RawQueue { capsule: 64, ..RawQueue::new(1, 1024) }) {
+        Ok(io) => assert!(raw.connect_io(io, 1, 1023).status().is_success()),
+        Err(error) => assert!(error.to_string().contains("no resources"), "{error}"),
+    }
+}
+
+#[test]
+#[ignore = "the target goes on using SEND with invalidate"]
+fn invalidate_that_the_device_only_claims_ends_one_queue_and_is_not_used_again() {
+    let setup = LocalSetup::start();
+    let (mut raw, _, io) = setup.ready();
+    setup.rig.local.faults().fail_send_invalidate(1);
+    let buffer = raw.host.take(4096).expect("memory");
+    let sgl = wire::keyed(buffer.addr(), 4096, raw.host.rkey(), true);
+    raw.host.send(io, &wire::block_command(2, 1, 0, 8).cid(1).sgl(sgl).0).expect("sent");
+    let _ = raw.host.response(io, Duration::from_secs(2));
+    setup.rig.local.faults().fail_send_invalidate(1_000_000);
+    // The host comes back, and is served without it.
+    let mut again = setup.raw();
+    let (_, io) = again.bring_up();
+    let buffer = again.host.take(4096).expect("memory");
+    let sgl = wire::keyed(buffer.addr(), 4096, again.host.rkey(), true);
+    let sqe = wire::block_command(2, 1, 0, 8).cid(1).sgl(sgl);
+    let response = again.host.call(io, &sqe.0, LIMIT);
+    assert!(
+        response.is_ok_and(|response| response.status().is_success() && response.invalidated.is_none()),
+        "the target goes on using what its device cannot do"
+    );
+}
+
+#[test]
+fn link_that_breaks_in_the_middle_of_anything_harms_nobody_else() {
+    let setup = LocalSetup::start();
+    for (kind, opcode) in [(WorkKind::Read, 1), (WorkKind::Write, 2), (WorkKind::Send, 2), (WorkKind::Send, 1)] {
+        let (mut raw, _, io) = setup.ready();
+        assert!(raw.write(io, 1, 0, &[0x5a; 4096]).is_success());
+        let buffer = raw.host.take(4096).expect("memory");
+        let sgl = raw.keyed(&buffer, 4096);
+        // The second SEND from now: the first is the capsule.
+        setup.rig.local.faults().break_link_at(kind, if kind == WorkKind::Send { 2 } else { 1 });
+        raw.host.send(io, &wire::block_command(opcode, 1, 0, 8).cid(1).sgl(sgl).0).expect("sent");
+        assert!(raw.host.response(io, Duration::from_millis(300)).is_err(), "{kind:?}: answered over a broken link");
+        raw.host.give(buffer);
+        // The same host comes back at once.
+        drop(raw);
+        let mut again = setup.raw();
+        let (_, io) = again.bring_up();
+        if kind == WorkKind::Read {
+            assert_eq!(again.read(io, 1, 0, 8).expect("a read"), [0x5a; 4096], "half a transfer was written");
+        }
+        again.alive(io);
+    }
+}
+
+#[test]
+fn key_withdrawn_under_a_transfer_ends_the_queue_and_writes_nothing() {
+    let setup = LocalSetup::start();
+    let bystander = setup.bystander();
+    for opcode in [1, 2] {
+        let (mut raw, _, io) = setup.ready();
+        assert!(raw.write(io, 1, 0, &[0x5a; 4096]).is_success());
+        let mut buffer = raw.host.take(4096).expect("memory");
+        buffer.as_mut_slice().fill(0xa5);
+        let mr = raw.host.register(farside::rdma::Access::Remote).expect("registered");
+        let conn = raw.host.conn(io).expect("connected");
+        let sgl = wire::keyed(buffer.addr(), 4096, mr.rkey, false);
+        raw.host.send(io, &wire::block_command(opcode, 1, 0, 8).cid(1).sgl(sgl).0).expect("sent");
+        setup.rig.local.faults().pause(conn);
+        raw.host.deregister(mr);
+        std::thread::sleep(Duration::from_millis(20));
+        setup.rig.local.faults().resume(conn);
+        // The target may have been quicker than the withdrawal; then it is answered.
+        let ended = raw.host.response(io, Duration::from_secs(1)).is_err();
+        raw.host.give(buffer);
+        let mut fresh = setup.raw_as(3);
+        let (_, io) = fresh.bring_up();
+        if ended && opcode == 1 {
+            assert_eq!(fresh.read(io, 1, 0, 8).expect("a read"), [0x5a; 4096]);
+        }
+    }
+    bystander.check();
+}
+
+#[test]
+fn failures_while_connecting_leave_nothing_behind() {
+    let setup = LocalSetup::start();
+    let local = &setup.rig.local;
+    let mut raw = setup.raw();
+    raw.admin_up();
+    settles(local, "one connection", |counters| counters.queue_pairs == 2);
+    for round in 0..20 {
+        let faults = local.faults();
+        match round % 3 {
+            0 => faults.fail_create(1),
+            1 => faults.fail_accept(1),
+            _ => {}
+        }
+        let id = raw.host.start_connect(raw.address, RawQueue::new(1, 32), LIMIT).expect("asked for");
+        if round % 3 == 2 {
+            // The host loses patience before it is answered.
+            raw.host.close(id);
+        } else {
+            assert!(raw.host.finish_connect(id, LIMIT).is_err(), "round {round}");
+        }
+    }
+    settles(local, "connections that failed", |counters| counters.queue_pairs == 2);
+    let io = raw.io_up(1, 32);
+    raw.alive(io);
+}
+
+#[test]
+fn everything_is_given_back_after_many_connections_and_at_the_end() {
+    let mut setup = LocalSetup::start();
+    let target = setup.target.take().expect("running");
+    let hosts = |count: usize| {
+        for _ in 0..count {
+            let (mut raw, _, io) = setup.ready();
+            assert!(raw.write(io, 1, 0, &[1; 8192]).is_success());
+        }
+        settles(&setup.rig.local, "hosts gone", |counters| counters.queue_pairs == 0);
+    };
+    // Both reactors have opened the device, and have as many shared receives as they ever need here.
+    hosts(8);
+    let (before, held) = (setup.rig.local.counters(), target.counters());
+    hosts(200);
+    settles(&setup.rig.local, "200 hosts gone", |counters| {
+        (counters.regions, counters.endpoints, counters.receives) == (before.regions, before.endpoints, before.receives)
+    });
+    let after = target.counters();
+    assert_eq!((after.requests, after.pool_used, after.admin_pool_used), (0, held.pool_used, 0), "{after:?}");
+    assert_eq!((after.slots_used, after.receives_free), (held.slots_used, held.receives_free), "{after:?}");
+    target.shutdown();
+    settles(&setup.rig.local, "the target gone", |counters| {
+        (counters.queue_pairs, counters.regions, counters.endpoints, counters.receives) == (0, 0, 0, 0)
+    });
+}
+
+#[test]
+#[ignore = "data take the memory of receives"]
+fn stalled_disk_leaves_admin_commands_alone() {
+    crate::raw_limits::stalled_disk_leaves_admin_commands_alone::<LocalRig>();
+}
+
+#[test]
+fn no_conforming_host_waits_for_a_receive_and_reads_stay_in_their_depth() {
+    let setup = LocalSetup::start();
+    exercise(&setup, 9);
+    crate::raw_limits::whole_queue_at_once_is_served::<LocalRig>();
+    let mut raw = setup.raw();
+    raw.admin_up();
+    let io = raw.io_up(1, 64);
+    for round in 0..50u16 {
+        for cid in 0..64 {
+            let sqe = wire::block_command(1, 1, u64::from(cid), 1).cid(cid).sgl(wire::by_offset(0, 512, 0x01));
+            raw.host.send(io, &[&sqe.0[..], &[round as u8; 512]].concat()).expect("sent");
+        }
+        for _ in 0..64 {
+            assert!(raw.host.response(io, LIMIT).expect("an answer").status().is_success());
+        }
+    }
+    let counters = setup.rig.local.counters();
+    assert_eq!(counters.rnr_waits, 0, "{counters:?}");
+    assert_eq!(counters.reads_over_depth, 0, "{counters:?}");
+}
+
+#[test]
+fn removed_device_takes_its_connections_and_a_restored_one_is_listened_on_again() {
+    let setup = LocalSetup::start();
+    let (mut raw, _, io) = setup.ready();
+    raw.alive(io);
+    setup.rig.local.faults().remove_device();
+    assert!(raw.host.end_of(io, LIMIT).is_some());
+    drop(raw);
+    settles(&setup.rig.local, "the device's queue pairs", |counters| counters.queue_pairs == 0);
+    setup.rig.local.faults().restore_device();
+    let deadline = std::time::Instant::now() + LIMIT;
+    let mut raw = setup.raw();
+    while raw.queue(RawQueue::new(0, 32)).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the listener does not come back");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (_, io) = setup.raw_as(2).bring_up();
+    let _ = io;
+}
+
+#[test]
+fn shutdown_under_load_ends_in_time() {
+    let mut setup = LocalSetup::start();
+    let (mut raw, _, io) = setup.ready();
+    let buffer = raw.host.take(4096).expect("memory");
+    let sgl = raw.keyed(&buffer, 4096);
+    setup.faults.stall();
+    for cid in 0..16 {
+        raw.host.post(io, &wire::block_command(1, 1, 0, 8).cid(cid).sgl(sgl).0).expect("posted");
+    }
+    raw.host.turn();
+    std::thread::sleep(Duration::from_millis(20));
+    let faults = setup.faults.clone();
+    let released = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        faults.release();
+    });
+    let started = std::time::Instant::now();
+    setup.target.take().expect("running").shutdown();
+    assert!(started.elapsed() < Duration::from_secs(6), "shutdown took {:?}", started.elapsed());
+    released.join().expect("released");
+    let _ = Local::new();
+}

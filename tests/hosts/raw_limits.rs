@@ -1,0 +1,166 @@
+//! Full queues, stalled disks, vanished hosts.
+
+use std::time::{Duration, Instant};
+
+use farside::host::raw::RawQueue;
+use farside::host::wire::{self, Sqe};
+use nvme::Status;
+
+use crate::rig::{LIMIT, Rig, Setup, small};
+
+pub(crate) fn whole_queue_at_once_is_served<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let mut raw = setup.raw();
+    raw.admin_up();
+    for (qid, entries) in [(1u16, 2u16), (2, 128), (3, 1024)] {
+        let io = raw.queue(RawQueue { capsule: 576, ..RawQueue::new(qid, entries) }).expect("a connection");
+        assert!(raw.connect_io(io, qid, entries - 1).status().is_success());
+        for round in 0..4u8 {
+            let bytes = [round; 512];
+            let capsules = if entries == 2 { 2 } else { entries };
+            for cid in 0..capsules {
+                let sqe = wire::block_command(1, 1, cid.into(), 1).cid(cid).sgl(wire::by_offset(0, 512, 0x01));
+                raw.host.post(io, &[&sqe.0[..], &bytes].concat()).expect("posted");
+            }
+            let mut answered = vec![false; capsules.into()];
+            for _ in 0..capsules {
+                let response = raw.host.response(io, LIMIT).expect("an answer");
+                assert!(response.status().is_success(), "{}", response.status());
+                let seen = &mut answered[usize::from(response.cid())];
+                assert!(!std::mem::replace(seen, true), "{} was answered twice", response.cid());
+                assert!(response.sqhd() < entries, "SQHD {} of {entries}", response.sqhd());
+            }
+            // Sent-completions come before the next round's capsules can be posted.
+            let deadline = Instant::now() + LIMIT;
+            while raw.read(io, 1, 0, 1).expect("a read") != bytes {
+                assert!(Instant::now() < deadline);
+            }
+        }
+    }
+}
+
+pub(crate) fn stalled_disk_leaves_admin_commands_alone<R: Rig>() {
+    let mut options = small();
+    // A pool that the stalled commands exhaust.
+    options.pool_size = 4 << 20;
+    let setup = Setup::<R>::with(R::new(), options);
+    let mut raw = setup.raw();
+    raw.kato_ms = 60_000;
+    let (admin, _) = raw.bring_up();
+    let io = raw.io_up(2, 256);
+    let buffer = raw.host.take(64 << 10).expect("memory");
+    setup.faults.stall();
+    let sgl = raw.keyed(&buffer, 64 << 10);
+    for cid in 0..200u16 {
+        let sqe = wire::block_command(1 + (cid as u8 & 1), 1, u64::from(cid) * 128, 128).cid(cid).sgl(sgl);
+        raw.host.post(io, &sqe.0).expect("posted");
+    }
+    raw.host.turn();
+    // Keep Alive, Identify, Abort, and a whole new host, while nothing of the disk moves.
+    for round in 0..20 {
+        assert!(raw.call(admin, Sqe::new(0x18)).status().is_success(), "Keep Alive, round {round}");
+        let (response, _) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
+        assert!(response.status().is_success(), "Identify, round {round}");
+    }
+    let mut newcomer = setup.raw_as(4);
+    let started = Instant::now();
+    newcomer.bring_up();
+    assert!(started.elapsed() < Duration::from_secs(5), "a new host took {:?}", started.elapsed());
+    assert_eq!(raw.host.waiting(io), 0, "the disk is stalled");
+    setup.faults.release();
+    for _ in 0..200 {
+        let response = raw.host.response(io, LIMIT).expect("an answer");
+        assert!(response.status().is_success(), "{}", response.status());
+    }
+    raw.host.give(buffer);
+}
+
+pub(crate) fn aborts_of_stalled_commands_are_answered_and_harm_nobody<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let bystander = setup.bystander();
+    let (mut raw, admin, _) = setup.ready();
+    let io = raw.io_up(2, 64);
+    let buffer = raw.host.take(4096).expect("memory");
+    let sgl = raw.keyed(&buffer, 4096);
+    for round in 0..10 {
+        setup.faults.stall();
+        for cid in 0..32u16 {
+            let sqe = wire::block_command([1, 2, 5, 8][usize::from(cid) % 4], 1, u64::from(cid) * 8, 8);
+            raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
+        }
+        raw.host.turn();
+        for cid in (0..32u32).step_by(3) {
+            let response = raw.call(admin, Sqe::new(0x08).cdw(10, 2 | cid << 16));
+            assert!(response.status().is_success(), "Abort: {}", response.status());
+        }
+        setup.faults.release();
+        let mut answered = [false; 32];
+        for _ in 0..32 {
+            let response = raw.host.response(io, LIMIT).expect("an answer");
+            let allowed = [Status::SUCCESS.code(), Status::ABORT_REQUESTED.code(), Status::COMPARE_FAILURE.code()];
+            assert!(allowed.contains(&response.status().code()), "{}", response.status());
+            assert!(!std::mem::replace(&mut answered[usize::from(response.cid())], true), "round {round}: twice");
+        }
+    }
+    raw.host.give(buffer);
+    raw.alive(io);
+    bystander.check();
+}
+
+pub(crate) fn vanished_host_is_forgotten_after_its_keep_alive<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let mut raw = setup.raw();
+    raw.kato_ms = 1000;
+    let (admin, io) = raw.bring_up();
+    // The disk hangs and the host is busy waiting for it, but alive.
+    setup.faults.stall();
+    let buffer = raw.host.take(4096).expect("memory");
+    let sgl = raw.keyed(&buffer, 4096);
+    raw.host.send(io, &wire::block_command(2, 1, 0, 8).cid(1).sgl(sgl).0).expect("sent");
+    let alive_until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < alive_until {
+        assert!(raw.call(admin, Sqe::new(0x18)).status().is_success(), "Keep Alive");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert!(raw.host.down(io).is_none() && raw.host.down(admin).is_none());
+    setup.faults.release();
+    assert!(raw.host.response(io, LIMIT).expect("an answer").status().is_success());
+    // Now it falls silent.
+    let silent = Instant::now();
+    assert!(raw.host.end_of(admin, LIMIT).is_some(), "a silent host keeps its controller");
+    assert!(raw.host.end_of(io, LIMIT).is_some());
+    let after = silent.elapsed();
+    assert!(after >= Duration::from_millis(900) && after < Duration::from_secs(6), "after {after:?}");
+}
+
+pub(crate) fn ended_queues_with_commands_in_the_disk_come_back_to_zero<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let bystander = setup.bystander();
+    for round in 0..10 {
+        let (mut raw, admin, io) = setup.ready();
+        let buffer = raw.host.take(64 << 10).expect("memory");
+        let sgl = raw.keyed(&buffer, 64 << 10);
+        setup.faults.stall();
+        for cid in 0..30u16 {
+            raw.host
+                .post(io, &wire::block_command(1 + (cid as u8 & 1), 1, 0, 128).cid(cid).sgl(sgl).0)
+                .expect("posted");
+        }
+        for cid in 0..3 {
+            raw.host.post(admin, &Sqe::new(0x0c).cid(cid).0).expect("posted");
+        }
+        raw.host.turn();
+        match round % 3 {
+            0 => raw.host.close(io),
+            1 => raw.host.close(admin),
+            _ => drop(raw),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        setup.faults.release();
+    }
+    // The same identity connects and works: no write of the past stands in its way for ever.
+    let (mut raw, _, io) = setup.ready();
+    assert!(raw.write(io, 1, 0, &[7; 4096]).is_success());
+    assert_eq!(raw.read(io, 1, 0, 8).expect("a read"), [7; 4096]);
+    bystander.check();
+}
