@@ -21,6 +21,7 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
     check_type(path, &name)?;
     let file = claim(path, &name, read_only)?;
     let error = |error: io::Error| BackendError::new(&name, error, "see whether the device works (dmesg)");
+    storage::let_it_wait(&file).map_err(error)?;
     let size = storage::size(&file, Kind::Device).map_err(error)?;
     let mut remarks = Vec::new();
     let direct = if buffered {

@@ -12,7 +12,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::holder;
 use super::ioctl;
 use super::open_file::{Direct, Kind, OpenFile, RangeCall};
-use super::storage::{Storage, turn_direct_on};
+use super::storage::{Storage, let_it_wait, turn_direct_on};
 use super::{Abilities, BackendError, BackendInfo};
 
 /// How a file is to be opened.
@@ -63,7 +63,9 @@ fn prepare(file: &File, path: &Path, name: &str, wish: Wish, made: bool) -> Resu
     } else {
         turn_direct_on(file, size).inspect_err(|reason| remarks.push(format!("buffered: {reason}"))).ok()
     };
-    let metadata = file.metadata().map_err(|error| BackendError::new(name, error, "check the file system"))?;
+    let error = |error: io::Error| BackendError::new(name, error, "check the file system");
+    let_it_wait(file).map_err(error)?;
+    let metadata = file.metadata().map_err(error)?;
     let grain = u32::try_from(metadata.blksize()).unwrap_or(0);
     Ok(Prepared { size, direct, grain, identity: identity(file, &metadata), remarks })
 }

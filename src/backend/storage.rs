@@ -23,6 +23,11 @@ impl Storage {
     pub(super) fn new(file: OpenFile, info: BackendInfo) -> Self {
         Self { file: Arc::new(file), info }
     }
+
+    #[cfg(test)]
+    pub(super) fn descriptor(&self) -> &File {
+        self.file.file()
+    }
 }
 
 impl Backend for Storage {
@@ -51,6 +56,14 @@ pub(super) fn size(file: &File, kind: Kind) -> io::Result<u64> {
         Kind::File => Ok(file.metadata()?.len()),
         Kind::Device => (&*file).seek(SeekFrom::End(0)),
     }
+}
+
+/// Takes back the O_NONBLOCK that kept the open from waiting (a pipe, a drive without a medium). With it the ring would not
+/// wait either where a file system has no asynchronous way: every such operation would come back with EAGAIN.
+pub(super) fn let_it_wait(file: &File) -> io::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK))?;
+    Ok(())
 }
 
 /// Turns O_DIRECT on where it works: as statx says, else by trying. The reason where it does not.
@@ -84,5 +97,9 @@ fn try_direct(file: &File, direct: Direct, size: u64) -> bool {
     let page = bytes.as_ptr().align_offset(MAX_UNIT as usize);
     let start = page + memory % MAX_UNIT as usize;
     let offset = (size / unit as u64).saturating_sub(1) * unit as u64;
-    file.read_at(&mut bytes[start..start + unit], offset).is_ok()
+    match file.read_at(&mut bytes[start..start + unit], offset) {
+        Ok(_) => true,
+        // A bad block is no question of alignment.
+        Err(error) => error.raw_os_error() != Some(libc::EINVAL),
+    }
 }

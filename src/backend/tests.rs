@@ -131,7 +131,7 @@ fn folder() -> TempDir {
     tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 
-fn file(path: impl Into<PathBuf>, size: Option<u64>) -> BackendSpec {
+fn file_at(path: impl Into<PathBuf>, size: Option<u64>) -> BackendSpec {
     BackendSpec::new(Source::File { path: path.into(), size })
 }
 
@@ -201,10 +201,10 @@ fn refusal(spec: &BackendSpec) -> String {
 fn memory_and_files_keep_the_contract() {
     let folder = folder();
     keeps_the_contract(&*open(&BackendSpec::new(Source::Memory { size: 1 << 20 })).unwrap());
-    let direct = open(&file(folder.path().join("direct"), Some(1 << 20))).unwrap();
+    let direct = open(&file_at(folder.path().join("direct"), Some(1 << 20))).unwrap();
     assert_eq!(direct.info().remarks, &[] as &[String]);
     keeps_the_contract(&*direct);
-    let buffered = BackendSpec { buffered: true, ..file(folder.path().join("buffered"), Some(1 << 20)) };
+    let buffered = BackendSpec { buffered: true, ..file_at(folder.path().join("buffered"), Some(1 << 20)) };
     let buffered = open(&buffered).unwrap();
     assert_eq!(buffered.info().remarks, ["buffered: chosen"]);
     keeps_the_contract(&*buffered);
@@ -224,31 +224,31 @@ fn null_reads_zeroes_and_forgets() {
 fn size_makes_an_absent_or_empty_file_and_checks_any_other() {
     let folder = folder();
     let path = folder.path().join("disk");
-    assert!(refusal(&file(&path, None)).contains("give a size to create it"));
-    drop(open(&file(&path, Some(1 << 20))).unwrap());
+    assert!(refusal(&file_at(&path, None)).contains("give a size to create it"));
+    drop(open(&file_at(&path, Some(1 << 20))).unwrap());
     let metadata = path.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks(), metadata.mode() & 0o777), (1 << 20, 0, 0o600));
-    drop(open(&file(&path, Some(1 << 20))).unwrap());
-    assert!(refusal(&file(&path, Some(2 << 20))).contains("has 1048576 bytes"));
+    drop(open(&file_at(&path, Some(1 << 20))).unwrap());
+    assert!(refusal(&file_at(&path, Some(2 << 20))).contains("has 1048576 bytes"));
     let empty = folder.path().join("empty");
     File::create(&empty).unwrap();
-    assert!(refusal(&file(&empty, None)).contains("give a size"));
-    drop(open(&file(&empty, Some(4096))).unwrap());
+    assert!(refusal(&file_at(&empty, None)).contains("give a size"));
+    drop(open(&file_at(&empty, Some(4096))).unwrap());
 }
 
 #[test]
 fn unfit_sizes_and_blocks_are_refused_before_a_file_is_made() {
     let folder = folder();
     let path = folder.path().join("disk");
-    assert!(refusal(&file(&path, Some(1000))).contains("not a multiple of the block size 512"));
-    let spec = BackendSpec { block_size: Some(4096), ..file(&path, Some(512 * 3)) };
+    assert!(refusal(&file_at(&path, Some(1000))).contains("not a multiple of the block size 512"));
+    let spec = BackendSpec { block_size: Some(4096), ..file_at(&path, Some(512 * 3)) };
     assert!(refusal(&spec).contains("not a multiple of the block size 4096"));
-    let spec = BackendSpec { block_size: Some(1024), ..file(&path, Some(1 << 20)) };
+    let spec = BackendSpec { block_size: Some(1024), ..file_at(&path, Some(1 << 20)) };
     assert!(refusal(&spec).contains("512 or 4096"));
-    assert!(refusal(&file(&path, Some(1 << 63))).contains("8 EiB"));
+    assert!(refusal(&file_at(&path, Some(1 << 63))).contains("8 EiB"));
     assert!(!path.exists());
     std::fs::write(&path, [0; 700]).unwrap();
-    assert!(refusal(&file(&path, None)).contains("700 bytes, is not a multiple"));
+    assert!(refusal(&file_at(&path, None)).contains("700 bytes, is not a multiple"));
     assert!(
         refusal(&BackendSpec { read_only: true, ..BackendSpec::new(Source::Memory { size: 512 }) })
             .contains("read_only")
@@ -258,8 +258,8 @@ fn unfit_sizes_and_blocks_are_refused_before_a_file_is_made() {
 #[test]
 fn wrong_kinds_of_paths_say_what_to_do() {
     let folder = folder();
-    assert!(refusal(&file(folder.path(), None)).contains("folder"));
-    assert!(refusal(&file("/dev/null", None)).contains("no regular file"));
+    assert!(refusal(&file_at(folder.path(), None)).contains("folder"));
+    assert!(refusal(&file_at("/dev/null", None)).contains("no regular file"));
     assert!(refusal(&device("/dev/null")).contains("no block device"));
     assert!(refusal(&device("/dev/absent")).contains("check the path"));
     let path = folder.path().join("file");
@@ -271,22 +271,22 @@ fn wrong_kinds_of_paths_say_what_to_do() {
 fn a_file_is_served_once_and_the_refusal_names_the_holder() {
     let folder = folder();
     let path = folder.path().join("disk");
-    let first = open(&file(&path, Some(1 << 20))).unwrap();
-    let second = refusal(&file(&path, None));
+    let first = open(&file_at(&path, Some(1 << 20))).unwrap();
+    let second = refusal(&file_at(&path, None));
     assert!(second.contains(&format!("this farside itself (pid {})", std::process::id())), "{second}");
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
-    assert!(refusal(&file(&link, None)).contains("in use"));
+    assert!(refusal(&file_at(&link, None)).contains("in use"));
     drop(first);
-    let read_only = BackendSpec { read_only: true, ..file(&path, None) };
+    let read_only = BackendSpec { read_only: true, ..file_at(&path, None) };
     let (one, two) = (open(&read_only).unwrap(), open(&read_only).unwrap());
-    assert!(refusal(&file(&path, None)).contains("in use"));
+    assert!(refusal(&file_at(&path, None)).contains("in use"));
     drop((one, two));
     let mut other = Command::new("flock").arg(&path).arg("cat").stdin(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(10);
     let text = loop {
         // Until the other process has come so far.
-        match open(&file(&path, None)) {
+        match open(&file_at(&path, None)) {
             Err(error) => break error.to_string(),
             Ok(_) => assert!(Instant::now() < end),
         }
@@ -295,14 +295,14 @@ fn a_file_is_served_once_and_the_refusal_names_the_holder() {
     assert!(text.contains(&format!("flock (pid {})", other.id())) || text.contains("cat (pid"), "{text}");
     drop(other.stdin.take());
     other.wait().unwrap();
-    drop(open(&file(&path, None)).unwrap());
+    drop(open(&file_at(&path, None)).unwrap());
 }
 
 #[test]
 fn a_file_that_others_lock_their_way_is_refused() {
     let folder = folder();
     let path = folder.path().join("disk");
-    let file_spec = file(&path, Some(1 << 20));
+    let file_spec = file_at(&path, Some(1 << 20));
     drop(open(&file_spec).unwrap());
     // The lock that QEMU takes belongs to an open file, here to one of this process.
     let holder = File::options().read(true).write(true).open(&path).unwrap();
@@ -318,8 +318,8 @@ fn a_file_that_others_lock_their_way_is_refused() {
 fn a_read_only_file_takes_no_writes() {
     let folder = folder();
     let path = folder.path().join("disk");
-    drop(open(&file(&path, Some(1 << 20))).unwrap());
-    let backend = open(&BackendSpec { read_only: true, ..file(&path, None) }).unwrap();
+    drop(open(&file_at(&path, Some(1 << 20))).unwrap());
+    let backend = open(&BackendSpec { read_only: true, ..file_at(&path, None) }).unwrap();
     let info = backend.info();
     assert!(info.read_only && !info.write_cache && info.abilities == Abilities::default());
     let mut reactor = Reactor::new(&*backend);
@@ -332,7 +332,7 @@ fn a_read_only_file_takes_no_writes() {
 fn refresh_sees_growth_and_shrinkage() {
     let folder = folder();
     let path = folder.path().join("disk");
-    let backend = open(&file(&path, Some(1 << 20))).unwrap();
+    let backend = open(&file_at(&path, Some(1 << 20))).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
     assert_eq!(backend.info().size, 1 << 20);
     assert_eq!(backend.refresh().unwrap().size, 2 << 20);
@@ -345,7 +345,7 @@ fn refresh_sees_growth_and_shrinkage() {
 fn identity_belongs_to_the_file_and_not_to_its_name() {
     let folder = folder();
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
-    let identity = |path: &Path| open(&file(path, Some(4096))).unwrap().info().identity;
+    let identity = |path: &Path| open(&file_at(path, Some(4096))).unwrap().info().identity;
     let first = identity(&one);
     assert_ne!(first, identity(&two));
     std::fs::rename(&one, folder.path().join("moved")).unwrap();
@@ -357,7 +357,7 @@ fn identity_belongs_to_the_file_and_not_to_its_name() {
 #[test]
 fn a_full_file_system_is_no_space_and_harms_nothing_else() {
     let Some(mount) = Mount::new("tmpfs", "size=1M") else { return };
-    let backend = open(&file(mount.0.path().join("disk"), Some(4 << 20))).unwrap();
+    let backend = open(&file_at(mount.0.path().join("disk"), Some(4 << 20))).unwrap();
     assert_eq!(backend.info().size, 4 << 20);
     let mut reactor = Reactor::new(&*backend);
     reactor.write(0, &[7; 65536], true).unwrap();
@@ -373,13 +373,13 @@ fn a_full_file_system_is_no_space_and_harms_nothing_else() {
 #[test]
 fn tmpfs_keeps_the_contract_without_zero_range() {
     let Some(mount) = Mount::new("tmpfs", "size=8M") else { return };
-    keeps_the_contract(&*open(&file(mount.0.path().join("disk"), Some(1 << 20))).unwrap());
+    keeps_the_contract(&*open(&file_at(mount.0.path().join("disk"), Some(1 << 20))).unwrap());
 }
 
 #[test]
 fn a_file_system_without_direct_io_is_buffered_and_says_so() {
     let Some(mount) = Mount::new("ramfs", "mode=700") else { return };
-    let backend = open(&file(mount.0.path().join("disk"), Some(1 << 20))).unwrap();
+    let backend = open(&file_at(mount.0.path().join("disk"), Some(1 << 20))).unwrap();
     let info = backend.info();
     assert_eq!(info.remarks, ["buffered: the file system refuses O_DIRECT"]);
     assert!(!info.abilities.deallocate, "ramfs cannot punch holes, and must not be said to");
@@ -434,7 +434,7 @@ fn a_mounted_device_is_refused_and_the_mount_named() {
     let folder = folder();
     assert!(Command::new("mount").arg(&disk.0).arg(folder.path()).status().unwrap().success());
     let text = refusal(&device(&disk.0));
-    let backing = refusal(&file(disk.1.path().join("disk"), None));
+    let backing = refusal(&file_at(disk.1.path().join("disk"), None));
     assert!(Command::new("umount").arg(folder.path()).status().unwrap().success());
     assert!(text.contains(&format!("a mount on {}", folder.path().display())), "{text}");
     assert!(backing.contains(&format!("in use by {}", disk.0.display())), "{backing}");
@@ -542,16 +542,31 @@ fn dropped_flushes_never_reach_the_storage() {
 fn faults_before_a_file_on_the_ring_are_answered_too() {
     let folder = folder();
     let plan = FaultPlan { seed: 9, delay_polls: 3, ..Default::default() };
-    let spec = BackendSpec { faults: Some(plan), ..file(folder.path().join("disk"), Some(1 << 20)) };
+    let spec = BackendSpec { faults: Some(plan), ..file_at(folder.path().join("disk"), Some(1 << 20)) };
     keeps_the_contract(&*open(&spec).unwrap());
 }
 
 #[test]
 fn files_refuse_to_do_without_a_ring() {
     let folder = folder();
-    let backend = open(&file(folder.path().join("disk"), Some(4096))).unwrap();
+    let backend = open(&file_at(folder.path().join("disk"), Some(4096))).unwrap();
     let context = QueueContext { waker: Waker::new(|| {}), ring: None };
     assert!(backend.open_queue(&context).err().unwrap().to_string().contains("io_uring"));
+}
+
+#[test]
+fn storage_is_open_without_nonblock() {
+    // With it the ring returns EAGAIN where it should wait: seen as a pause of a millisecond per operation on ramfs.
+    let folder = folder();
+    let flags = |storage: &Storage| nix::fcntl::fcntl(storage.descriptor(), nix::fcntl::FcntlArg::F_GETFL).unwrap();
+    for buffered in [false, true] {
+        let wish = file::Wish { size: Some(4096), read_only: false, buffered };
+        let storage = file::open(&folder.path().join("disk"), wish).unwrap();
+        assert_eq!(flags(&storage) & libc::O_NONBLOCK, 0);
+        assert_eq!(flags(&storage) & libc::O_DIRECT == 0, buffered);
+    }
+    let Some(disk) = Loop::new(8 << 20, &[]) else { return };
+    assert_eq!(flags(&block::open(&disk.0, false, false).unwrap()) & libc::O_NONBLOCK, 0);
 }
 
 /// Through the page cache of the same file: what a buffered reader sees after an answer.
@@ -559,7 +574,7 @@ fn files_refuse_to_do_without_a_ring() {
 fn answered_direct_writes_are_seen_by_everybody() {
     let folder = folder();
     let path = folder.path().join("disk");
-    let backend = open(&file(&path, Some(1 << 20))).unwrap();
+    let backend = open(&file_at(&path, Some(1 << 20))).unwrap();
     Reactor::new(&*backend).write(8192, &[9; 8192], false).unwrap();
     let mut bytes = [0; 8192];
     File::open(&path).unwrap().read_exact_at(&mut bytes, 8192).unwrap();
