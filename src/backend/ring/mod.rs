@@ -155,6 +155,10 @@ impl Ring {
         if mode != Mode::Deferred {
             remarks.push("io_uring: an old kernel's way of completing (Linux 6.1 has a faster one)".into());
         }
+        if options.workers > 0 {
+            // Refused before 5.15: the kernel's limit stays.
+            let _ = uring.submitter().register_iowq_max_workers(&mut [options.workers, 0]);
+        }
         let registered_files = match uring.submitter().register_files_sparse(options.files) {
             Ok(()) => options.files,
             Err(_) => 0,

@@ -31,11 +31,14 @@ pub struct RingOptions {
     pub entries: u32,
     /// Files that can be registered; later ones are used by their descriptors.
     pub files: u32,
+    /// Threads of the kernel, made when needed, for operations that can only wait: flushes, and all I/O of a device that
+    /// stalls. The kernel's own limit is four per core, which one stalled device uses up for every other on the ring.
+    pub workers: u32,
 }
 
 impl Default for RingOptions {
     fn default() -> Self {
-        Self { entries: 1024, files: 256 }
+        Self { entries: 1024, files: 256, workers: 64 }
     }
 }
 

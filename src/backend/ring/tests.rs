@@ -235,7 +235,7 @@ fn read_behind_a_shrunk_end_is_out_of_range() {
 
 #[test]
 fn more_than_the_queue_holds_waits_in_the_backlog() {
-    let mut bench = Bench::with(false, &RingOptions { entries: 8, files: 0 });
+    let mut bench = Bench::with(false, &RingOptions { entries: 8, files: 0, ..Default::default() });
     for at in 0..300u64 {
         let data = bench.data(&[at as u8; 4096], 0);
         bench.start(IoOp::Write { offset: at * 4096, fua: false }, Some(data));
@@ -277,7 +277,7 @@ fn cancelled_in_the_kernel_or_in_the_backlog_is_answered_once() {
     // A pipe's read end never has data: a read that only a cancel can end.
     let (read, _write) = nix::unistd::pipe().unwrap();
     let file = OpenFile::new(read.into(), Kind::File, false, None, SIZE);
-    let mut bench = Bench::on(file, &RingOptions { entries: 8, files: 4 });
+    let mut bench = Bench::on(file, &RingOptions { entries: 8, files: 4, ..Default::default() });
     let tokens: Vec<_> = (0..20)
         .map(|_| {
             let data = bench.data(&[0; 512], 0);
@@ -386,7 +386,7 @@ fn refused_buffers_cost_a_remark_and_nothing_else() {
 
 #[test]
 fn many_files_beyond_the_registered_ones_work() {
-    let bench = Bench::with(true, &RingOptions { entries: 64, files: 2 });
+    let bench = Bench::with(true, &RingOptions { entries: 64, files: 2, ..Default::default() });
     let mut queues: Vec<_> = (0..5).map(|_| Ring::open_queue(&bench.ring, bench.file.clone())).collect();
     let targets: Vec<_> = bench.ring.borrow().files.iter().map(|(_, entry)| entry.target).collect();
     assert!(matches!(targets[..], [Target::Slot(0), Target::Slot(1), Target::Fd(_), ..]), "{targets:?}");
