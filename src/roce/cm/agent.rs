@@ -32,7 +32,7 @@ pub struct Request {
     pub remote_port: u16,
     /// The peer's queue pair.
     pub qpn: Qpn,
-    /// The peer's first PSN.
+    /// The PSN that the peer wants us to start with.
     pub psn: Psn,
     /// The path MTU that the peer proposes.
     pub mtu: Mtu,
@@ -55,7 +55,7 @@ pub struct Request {
 pub struct Accept<'a> {
     /// Our queue pair.
     pub qpn: Qpn,
-    /// Our first PSN.
+    /// The PSN that the peer is to start with.
     pub psn: Psn,
     /// RDMA READs that we let the peer have outstanding.
     pub responder_resources: u8,
@@ -78,7 +78,7 @@ pub struct Connect<'a> {
     pub port: u16,
     /// Our queue pair.
     pub qpn: Qpn,
-    /// Our first PSN.
+    /// The PSN that the peer is to start with.
     pub psn: Psn,
     /// The path MTU to propose.
     pub mtu: Mtu,
@@ -105,7 +105,7 @@ pub struct Connect<'a> {
 pub struct Reply {
     /// The peer's queue pair.
     pub qpn: Qpn,
-    /// The peer's first PSN.
+    /// The PSN that the peer wants us to start with.
     pub psn: Psn,
     /// RDMA READs that we may have outstanding.
     pub initiator_depth: u8,

@@ -54,7 +54,7 @@ pub struct Req {
     pub remote_response_timeout: u8,
     /// How long the sender may take to answer.
     pub local_response_timeout: u8,
-    /// The sender's first PSN.
+    /// The first PSN that the sender wants to receive (IBTA 12.7.31: what the other end starts with).
     pub psn: Psn,
     /// How often silence is answered by a retransmission.
     pub retry_count: u8,
@@ -111,7 +111,7 @@ pub struct Rep {
     pub ids: Ids,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// The sender's first PSN.
+    /// The first PSN that the sender wants to receive (IBTA 12.7.31: what the other end starts with).
     pub psn: Psn,
     /// RDMA READs that the sender lets the receiver have outstanding.
     pub responder_resources: u8,
