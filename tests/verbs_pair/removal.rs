@@ -1,4 +1,4 @@
-//! A device is removed under a running process, and comes back.
+//! A device is removed under a running process and comes back; an address changes.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -64,4 +64,32 @@ fn listen_again(cm: &mut farside::rdma::verbs::Cm, address: SocketAddr) -> Liste
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// A bond whose MAC address follows its active slave changes its address when it fails over.
+#[test]
+fn a_changed_address_ends_listeners_and_connections() {
+    let Ok(failover) = std::env::var("FARSIDE_TEST_FAILOVER") else {
+        eprintln!("SKIPPED: FARSIDE_TEST_FAILOVER=bond0/veth3 would allow to make a bond's other slave the active one");
+        return;
+    };
+    let (bond, slave) = failover.split_once('/').unwrap();
+    let Some(mut rig) = Rig::new(18_519, 0) else { return };
+    let link = rig.connect(8);
+    std::fs::write(format!("/sys/class/net/{bond}/bonding/active_slave"), slave).unwrap();
+    let (mut lost, mut ended) = (false, 0);
+    while !lost || ended < 2 {
+        match next_event(&mut rig.cm) {
+            CmEvent::ListenerLost(id) => lost |= id == rig.listener,
+            CmEvent::Disconnected { conn } => {
+                assert!([link.client_conn, link.server_conn].contains(&conn));
+                ended += 1;
+            }
+            other => panic!("{}", name(&other)),
+        }
+    }
+    rig.destroy(link);
+    rig.listener = listen_again(&mut rig.cm, rig.address).id;
+    let link = rig.connect(8);
+    rig.disconnect(link);
 }
