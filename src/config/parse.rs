@@ -18,7 +18,8 @@ use crate::backend::{BackendSpec, FaultPlan, Source};
 pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
     let mut problems = Problems::new(name, text);
     let (table, errors) = DeTable::parse_recoverable(text);
-    for error in &errors {
+    // What follows the first error is guesswork.
+    if let Some(error) = errors.first() {
         let at = error.span().map_or(0, |span| span.start);
         problems.add(at, "", error.message().replace('\n', ", "), "correct the TOML here");
     }

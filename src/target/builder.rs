@@ -347,9 +347,7 @@ impl TargetBuilder {
 
         let cm = provider.open_cm().map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
         let mut control = ControlThread::new(Arc::clone(&shared), cm);
-        let reactors = start_reactors(&shared, &provider, &published)?;
-        let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
-
+        // Listeners first: what fails there fails before anything runs. Requests wait until the control thread does.
         let mut listeners = Vec::new();
         for (address, tos) in &self.listeners {
             let device = control
@@ -357,6 +355,8 @@ impl TargetBuilder {
                 .map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
             listeners.push((*address, device.and_then(|device| provider.device_info(device))));
         }
+        let reactors = start_reactors(&shared, &provider, &published)?;
+        let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
         threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, ""))?);
 

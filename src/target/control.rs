@@ -82,7 +82,7 @@ impl<P: Provider> ControlThread<P> {
             self.sleep(clock.now());
             self.shared.control_mail.awake();
         }
-        info!("listeners closed");
+        debug!("listeners closed");
     }
 
     /// One round. Never blocks.

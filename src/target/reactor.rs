@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slab::Slab;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 
 use super::memory::Memory;
 use super::namespace::Namespaces;
@@ -156,7 +156,7 @@ impl<P: Provider> Reactor<P> {
                 last_work = clock.now();
             }
         }
-        info!(reactor = self.index, "reactor ended");
+        debug!(reactor = self.index, "reactor ended");
     }
 
     /// One round; whether there was anything to do. Never blocks.
