@@ -27,7 +27,7 @@ RECONNECT = (
     (r"nvme nvme\d+: rdma (connection|resolution).* failed", "the case takes the target away"),
     (r"nvme nvme\d+: Connect rejected: status (8|28|10)", "the case takes the target away"),
     (r"nvme nvme\d+: (failed to connect queue|Connect command failed)", "the case takes the target away"),
-    (r"nvme nvme\d+: failed (nvme_)?keep[- ]alive|keep-alive (time|failed)", "the case takes the target away"),
+    (r"nvme nvme\d+: failed nvme_keep_alive_end_io", "the case takes the target away"),
     (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
     (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),

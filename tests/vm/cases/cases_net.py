@@ -11,8 +11,8 @@ from guest.shell import eventually, equal, run, sh, true
 from guest.target import NQN, Subsystem
 
 
-def works(lab, target, address: str, subsystem=0):
-    controller = nvmecli.connect(target.subsystems[subsystem].nqn, address, target.port)
+def works(lab, target, address: str, **options):
+    controller = nvmecli.connect(target.subsystems[0].nqn, address, target.port, **options)
     disk = controller.disk()
     done = fio("some", filename=disk, rw="randwrite", bs="16k", size=8 * MIB, iodepth=16, verify="crc32c")
     done.moved_exactly(write=8 * MIB, read=8 * MIB)
@@ -85,7 +85,7 @@ def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     equal("status of the deleter", deleter.returncode, 0)
     true("the target lives", target.running)
     jobs[0].wait(120).moved_at_least(write=16 * MIB, read=16 * MIB)
-    works(lab, target, lab.address).disconnect()
+    works(lab, target, lab.address, duplicate_connect=True).disconnect()
     network.add_rxe("rxe2", "veth2", "192.168.80.1")
     works_again = eventually("the target listens on the device again", lambda: _listens(other), 30)
     true("it does", works_again)

@@ -55,14 +55,18 @@ address = "{listen}"
 BAD = {
     "unknown_key": ("nsid = 1", "nsid = 1\ncolour = 3", "colour"),
     "duplicate_nsid": ("[[listener]]", '[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]', "1"),
-    "duplicate_nqn": ("[[listener]]", '[[subsystem]]\nnqn = "{nqn}disk1"\n[[listener]]', "disk1"),
+    "duplicate_nqn": (
+        "[[listener]]",
+        '[[subsystem]]\nnqn = "{nqn}disk1"\n[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]',
+        "disk1",
+    ),
     "bad_nqn": ("{nqn}disk1", "disk one", "disk one"),
     "missing_file": ('size = "16M"', "", "{file}"),
     "missing_device": ('file = "{file}"\nsize = "16M"', 'device = "/dev/nothing"', "/dev/nothing"),
     "size_not_a_multiple": ('size = "16M"', 'size = "1000"', "1000"),
     "block_size": ('size = "16M"', 'size = "16M"\nblock_size = 513', "513"),
     "address_not_ours": ("{listen}", "203.0.113.7:4420", "203.0.113.7"),
-    "not_toml": ("nsid = 1", "nsid = = 1", "line"),
+    "not_toml": ("nsid = 1", "nsid = = 1", "bad.toml:5"),
     "bad_uuid": ('size = "16M"', 'size = "16M"\nuuid = "xyz"', "xyz"),
     "nsid_0": ("nsid = 1", "nsid = 0", "0"),
 }
