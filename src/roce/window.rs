@@ -104,7 +104,6 @@ impl RetryTimer {
     /// The peer gave a sign of life; `waiting` says whether more is due.
     pub(super) fn progress(&mut self, now: Duration, waiting: bool) {
         self.progress_at = now;
-        self.backoff = 0;
         self.retry_at = waiting.then(|| now + self.wait());
     }
 
@@ -140,6 +139,9 @@ impl RetryTimer {
             return;
         };
         let rtt = now.saturating_sub(sent);
+        // Karn's algorithm: the longer wait stays until a packet that was sent once was answered. Else a peer that is
+        // slower than the wait is never measured, and everything to it is sent twice.
+        self.backoff = 0;
         // RFC 6298, section 2.
         if let Some(srtt) = self.srtt {
             self.variance = (self.variance * 3 + srtt.abs_diff(rtt)) / 4;
@@ -220,6 +222,28 @@ mod tests {
             timer.answered(Psn::new(2), MS);
         }
         assert_eq!(timer.wait(), MIN_WAIT);
+    }
+
+    #[test]
+    fn a_slow_peer_is_found_out() {
+        let mut timer = RetryTimer::new(&connection());
+        let rtt = 30 * MS;
+        timer.srtt = Some(MS);
+        let mut now = Duration::ZERO;
+        let mut retries = 0;
+        for n in 0..50 {
+            timer.sample(Psn::new(n), now);
+            timer.arm(now);
+            let answer = now + rtt;
+            while timer.deadline().is_some_and(|at| at < answer) {
+                now = timer.deadline().expect("armed");
+                retries += u32::from(timer.expired(now) == Some(Expiry::Retry));
+            }
+            now = answer;
+            timer.answered(Psn::new(n + 1), now);
+            timer.progress(now, false);
+        }
+        assert!(retries < 5, "{retries} retransmissions of 50 packets that were never lost");
     }
 
     #[test]
