@@ -1,7 +1,8 @@
 //! The verbs provider against itself, over one RDMA device of this machine (rdma_rxe will do).
 //!
 //! Skips, and says so, where there is none. Run with `--test-threads=1`: some tests count file descriptors and objects.
-//! `FARSIDE_TEST_REMOVE=rxe0/eth0` names a device and its interface that one test may remove and add again.
+//! `FARSIDE_TEST_REMOVE=rxe0/eth0` names a device and its interface that one test may remove and add again,
+//! `FARSIDE_TEST_FAILOVER=bond0/eth1` a bond below the device and the slave that another may make the active one.
 #![cfg(feature = "verbs")]
 
 mod removal;
