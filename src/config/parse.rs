@@ -19,8 +19,9 @@ pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
     let mut problems = Problems::new(name, text);
     let (table, errors) = DeTable::parse_recoverable(text);
     // What follows the first error is guesswork.
-    if let Some(error) = errors.first() {
-        let at = error.span().map_or(0, |span| span.start);
+    let start = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+    if let Some(error) = errors.iter().min_by_key(|error| start(error)) {
+        let at = start(error);
         problems.add(at, "", error.message().replace('\n', ", "), "correct the TOML here");
     }
     let config = errors.is_empty().then(|| read(Section::new(table.get_ref(), "", 0), &mut problems));
