@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::ioctl::{self, DirectAnswer};
 use super::open_file::{Direct, Kind, OpenFile};
-use super::ring::Ring;
+use super::ring::RingQueue;
 use super::{Backend, BackendError, BackendInfo, IoQueue, QueueContext};
 
 /// A file or block device behind a namespace. Made by [`super::open`].
@@ -39,7 +39,7 @@ impl Backend for Storage {
         let ring = context.ring.as_ref().ok_or_else(|| {
             BackendError::new(&self.info.name, "this reactor has no io_uring", "files and devices need io_uring")
         })?;
-        Ok(Box::new(Ring::open_queue(ring, self.file.clone())))
+        Ok(Box::new(RingQueue::open(ring, self.file.clone())))
     }
 
     fn refresh(&self) -> Result<BackendInfo, BackendError> {

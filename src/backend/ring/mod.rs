@@ -10,6 +10,8 @@
 //! * Tokens are the reactor's: unique among all operations in flight on its ring, whatever queue they came from.
 //! * Dropping the ring cancels and waits a bounded time. What the kernel still holds then is leaked, the arena with it.
 
+mod bounce;
+mod queue;
 mod request;
 mod setup;
 mod sqe;
@@ -30,12 +32,14 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 use slab::Slab;
 
 use super::open_file::OpenFile;
-use super::{Io, IoData, IoDone, IoError, IoOp, IoQueue, Submit};
+use super::{Io, IoData, IoDone, IoError, IoOp, Submit};
 use crate::mem::Arena;
+use bounce::Bounce;
 use request::{Next, Request};
 use setup::Mode;
 use sqe::{Memory, Target};
 
+pub(super) use queue::RingQueue;
 pub(crate) use setup::kernel_discards;
 pub use setup::{RingError, RingOptions};
 
@@ -110,13 +114,6 @@ struct Watch {
 struct Registered {
     arena: Rc<Arena>,
     fixed: bool,
-}
-
-/// Aligned memory of its own.
-#[derive(Debug)]
-struct Bounce {
-    bytes: Vec<u8>,
-    start: usize,
 }
 
 /// Bytes of one registered buffer. The kernel takes 1 GiB at most; pool buffers never straddle a multiple of it.
@@ -311,12 +308,6 @@ impl Ring {
                 return self.in_flight.len();
             }
         }
-    }
-
-    /// A queue for a file on this ring.
-    pub(super) fn open_queue(ring: &RingHandle, file: Arc<OpenFile>) -> RingQueue {
-        let file = ring.borrow_mut().add_file(file);
-        RingQueue { ring: ring.clone(), file }
     }
 
     fn add_file(&mut self, file: Arc<OpenFile>) -> usize {
@@ -582,37 +573,6 @@ impl Registered {
     }
 }
 
-impl Bounce {
-    /// Memory to use in the buffer's place, if O_DIRECT would refuse the buffer: in-capsule data may start anywhere.
-    fn needed(data: &IoData, op: IoOp, file: &OpenFile) -> Option<Self> {
-        let align = file.direct()?.memory as usize;
-        let base = data.buffer.as_ptr().wrapping_add(data.start as usize);
-        if (base as usize).is_multiple_of(align) {
-            return None;
-        }
-        let bytes = vec![0; data.len as usize + crate::mem::PAGE];
-        let start = bytes.as_ptr().align_offset(crate::mem::PAGE);
-        let mut bounce = Self { bytes, start };
-        if matches!(op, IoOp::Write { .. }) {
-            // SAFETY: the range lies in the buffer (checked by `start`), whose only owner is this operation.
-            let from = unsafe { std::slice::from_raw_parts(base, data.len as usize) };
-            bounce.aligned()[..from.len()].copy_from_slice(from);
-        }
-        Some(bounce)
-    }
-
-    fn aligned(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..]
-    }
-
-    fn copy_out(&mut self, data: &mut IoData) {
-        let base = data.buffer.as_ptr().wrapping_add(data.start as usize);
-        // SAFETY: the range lies in the buffer (checked by `start`), which nothing else uses: the bounce memory did.
-        let to = unsafe { std::slice::from_raw_parts_mut(base, data.len as usize) };
-        to.copy_from_slice(&self.aligned()[..to.len()]);
-    }
-}
-
 /// A busy or interrupted kernel is asked again by the next loop; what is left in the queue stays there.
 fn tolerate(error: &io::Error) -> Result<(), RingError> {
     match error.raw_os_error() {
@@ -621,32 +581,5 @@ fn tolerate(error: &io::Error) -> Result<(), RingError> {
             Err(RingError::new("used from a thread that it was not made on", "make the ring on its reactor's thread"))
         }
         _ => Err(RingError::new(error.to_string(), "report this: the ring is in a state that should not be")),
-    }
-}
-
-/// A file's queue on a ring.
-#[derive(Debug)]
-pub(super) struct RingQueue {
-    ring: RingHandle,
-    file: usize,
-}
-
-impl IoQueue for RingQueue {
-    fn submit(&mut self, io: Io) -> Submit {
-        self.ring.borrow_mut().start(self.file, io)
-    }
-
-    fn cancel(&mut self, token: u64) {
-        self.ring.borrow_mut().cancel(token);
-    }
-
-    fn completes_on_ring(&self) -> bool {
-        true
-    }
-}
-
-impl Drop for RingQueue {
-    fn drop(&mut self) {
-        self.ring.borrow_mut().close_file(self.file);
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::request::{Step, io_error};
 use super::*;
+use crate::backend::IoQueue;
 use crate::backend::open_file::{Direct, Kind, RangeCall};
 use crate::mem::{Buffer, Pool};
 
@@ -94,7 +95,7 @@ impl Bench {
         ring.register_arena(&arena);
         let ring = Rc::new(RefCell::new(ring));
         let file = Arc::new(file);
-        let queue = Ring::open_queue(&ring, file.clone());
+        let queue = RingQueue::open(&ring, file.clone());
         Self { queue, ring, pool, file, next: 0 }
     }
 
@@ -311,7 +312,7 @@ fn queue_dropped_with_operations_in_flight_still_answers_them() {
     let mut bench = Bench::new(true);
     let data = bench.data(&pattern(65536, 1), 0);
     let token = bench.start(IoOp::Write { offset: 0, fua: false }, Some(data));
-    let other = Ring::open_queue(&bench.ring, bench.file.clone());
+    let other = RingQueue::open(&bench.ring, bench.file.clone());
     drop(mem::replace(&mut bench.queue, other));
     assert_eq!(bench.ring.borrow().files.len(), 2);
     let done = bench.finish();
@@ -387,7 +388,7 @@ fn refused_buffers_cost_a_remark_and_nothing_else() {
 #[test]
 fn many_files_beyond_the_registered_ones_work() {
     let bench = Bench::with(true, &RingOptions { entries: 64, files: 2, ..Default::default() });
-    let mut queues: Vec<_> = (0..5).map(|_| Ring::open_queue(&bench.ring, bench.file.clone())).collect();
+    let mut queues: Vec<_> = (0..5).map(|_| RingQueue::open(&bench.ring, bench.file.clone())).collect();
     let targets: Vec<_> = bench.ring.borrow().files.iter().map(|(_, entry)| entry.target).collect();
     assert!(matches!(targets[..], [Target::Slot(0), Target::Slot(1), Target::Fd(_), ..]), "{targets:?}");
     let mut bench = bench;
