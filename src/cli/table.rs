@@ -48,6 +48,9 @@ pub(crate) fn table(served: &Served) -> String {
         if served.reactors == 1 { "" } else { "s" },
         served.provider
     );
+    for remark in &served.remarks {
+        let _ = writeln!(text, "           {remark}");
+    }
     for (address, _) in &served.listeners {
         for (nqn, _) in &served.subsystems {
             let _ = writeln!(text, "connect    {}", connect_line(*address, nqn));

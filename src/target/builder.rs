@@ -119,6 +119,8 @@ pub struct Served {
     pub memory: usize,
     /// Reactor threads.
     pub reactors: usize,
+    /// What works less well than it could, and why.
+    pub remarks: Vec<String>,
 }
 
 /// One namespace of [`Served`].
@@ -355,7 +357,7 @@ impl TargetBuilder {
                 .map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
             listeners.push((*address, device.and_then(|device| provider.device_info(device))));
         }
-        let reactors = start_reactors(&shared, &provider, &published)?;
+        let (reactors, remarks) = start_reactors(&shared, &provider, &published)?;
         let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
         threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, ""))?);
@@ -366,6 +368,7 @@ impl TargetBuilder {
             subsystems,
             memory: options.memory_plan().arena * options.reactors,
             reactors: options.reactors,
+            remarks,
         };
         let counters = Box::new(move || count(&shared));
         Ok(Target { served, counters, stop: Some(Box::new(move || threads.stop())) })
@@ -445,7 +448,8 @@ fn start_reactors<P: Provider>(
     shared: &Arc<Shared<P>>,
     provider: &Arc<P>,
     published: &[Published],
-) -> Result<Vec<JoinHandle<()>>, TargetError> {
+) -> Result<(Vec<JoinHandle<()>>, Vec<String>), TargetError> {
+    let mut remarks = Vec::new();
     let mut threads = Threads { shared: Arc::clone(shared), control: None, reactors: Vec::new() };
     for index in 0..shared.reactors.len() as u32 {
         let (shared, provider, published) = (Arc::clone(shared), Arc::clone(provider), published.to_vec());
@@ -465,7 +469,7 @@ fn start_reactors<P: Provider>(
                             return;
                         }
                     }
-                    let _ = started.send(Ok(()));
+                    let _ = started.send(Ok(reactor.remarks()));
                     drop(started);
                     reactor.run();
                 }
@@ -477,12 +481,17 @@ fn start_reactors<P: Provider>(
         let spawned = std::thread::Builder::new().name(format!("farside-{index}")).spawn(body);
         threads.reactors.push(spawned.map_err(|error| TargetError::new(format!("reactor {index}"), error, ""))?);
         match outcome.recv() {
-            Ok(Ok(())) => {}
+            Ok(Ok(said)) => {
+                // Every reactor has the same to say.
+                if index == 0 {
+                    remarks = said;
+                }
+            }
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(TargetError::new(format!("reactor {index}"), "its thread ended at once", "")),
         }
     }
-    Ok(std::mem::take(&mut threads.reactors))
+    Ok((std::mem::take(&mut threads.reactors), remarks))
 }
 
 impl From<crate::backend::BackendError> for TargetError {

@@ -136,6 +136,11 @@ impl<P: Provider> Reactor<P> {
         Ok(reactor)
     }
 
+    /// What its ring fell back from.
+    pub(crate) fn remarks(&self) -> Vec<String> {
+        self.ring.as_ref().map(|ring| ring.borrow().remarks().to_vec()).unwrap_or_default()
+    }
+
     /// The thread's loop, until the target drains.
     pub(crate) fn run(mut self) {
         let clock = self.shared.clock;
