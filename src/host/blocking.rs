@@ -1,6 +1,7 @@
 //! Calls that drive the host until they are done.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::Completion;
@@ -28,7 +29,7 @@ const MOST_CHANGES: u32 = 10;
 impl<P: Provider> Host<P> {
     /// Connects to a subsystem and waits until commands can be submitted.
     pub fn connect(
-        provider: P,
+        provider: Arc<P>,
         address: SocketAddr,
         subnqn: impl Into<String>,
         options: HostOptions,
@@ -263,7 +264,7 @@ impl<P: Provider> Host<P> {
 
 /// Asks the discovery controller at an address what can be connected to.
 pub fn discover<P: Provider>(
-    provider: P,
+    provider: Arc<P>,
     address: SocketAddr,
     options: HostOptions,
 ) -> Result<Vec<DiscoveryEntry>, HostError> {

@@ -97,7 +97,7 @@ impl<P: Provider> std::fmt::Debug for Host<P> {
 impl<P: Provider> Host<P> {
     /// Starts to connect. [`Host::poll`] brings it on; [`Host::is_ready`] and [`Host::failure`] tell where it is.
     pub fn start(
-        provider: P,
+        provider: Arc<P>,
         address: SocketAddr,
         subnqn: impl Into<String>,
         options: HostOptions,
@@ -110,7 +110,7 @@ impl<P: Provider> Host<P> {
         let capsule = io_capsule(&options) as usize;
         let queue = Slots::pool_bytes(depth, capsule) + Slots::pool_bytes(depth, RESPONSE);
         let memory = options.memory + usize::from(options.io_queues) * queue + (2 << 20);
-        let mut link = Link::open(Arc::new(provider), memory, options.source)?;
+        let mut link = Link::open(provider, memory, options.source, options.thread)?;
         let setup = link.pool().take(4096);
         let mut host = Self {
             link,

@@ -151,6 +151,7 @@ pub(crate) struct Link<P: Provider> {
     by_conn: HashMap<ConnId, ChannelId>,
     next_generation: u32,
     source: Option<IpAddr>,
+    thread: usize,
     completions: Box<[Completion; 64]>,
     pool: Pool,
     arena: Arena,
@@ -164,7 +165,12 @@ fn tag(kind: u64, channel: ChannelId, slot: u32) -> u64 {
 }
 
 impl<P: Provider> Link<P> {
-    pub(crate) fn open(provider: Arc<P>, memory: usize, source: Option<IpAddr>) -> Result<Self, HostError> {
+    pub(crate) fn open(
+        provider: Arc<P>,
+        memory: usize,
+        source: Option<IpAddr>,
+        thread: usize,
+    ) -> Result<Self, HostError> {
         let arena = Arena::new(memory).map_err(|error| HostError::usage("host memory", error.to_string(), ""))?;
         let pool = Pool::new(&arena, 0, arena.len());
         Ok(Self {
@@ -177,6 +183,7 @@ impl<P: Provider> Link<P> {
             by_conn: HashMap::new(),
             next_generation: 1,
             source,
+            thread,
             completions: Box::new([Completion::EMPTY; 64]),
             pool,
             arena,
@@ -418,7 +425,7 @@ impl<P: Provider> Link<P> {
     fn ask(&mut self, id: ChannelId, outgoing: P::Outgoing, now: Duration) -> Result<(), HostError> {
         if self.endpoint.is_none() {
             let options = EndpointOptions { srq_depth: 0, srq_sge: 1, comp_vector: 0 };
-            let mut endpoint = self.provider.open_endpoint(outgoing.device(), 0, &options)?;
+            let mut endpoint = self.provider.open_endpoint(outgoing.device(), self.thread, &options)?;
             self.local = Some(self.arena.register(&mut endpoint, Access::Local)?);
             self.remote = Some(self.arena.register(&mut endpoint, Access::Remote)?);
             self.endpoint = Some(endpoint);

@@ -11,7 +11,7 @@
 //! ```no_run
 //! use farside::host::{Host, HostOptions};
 //! # fn main() -> Result<(), farside::host::HostError> {
-//! let provider = farside::rdma::local::Local::new();
+//! let provider = std::sync::Arc::new(farside::rdma::local::Local::new());
 //! let address = "192.0.2.1:4420".parse().unwrap();
 //! let mut host = Host::connect(provider, address, "nqn.2026-11.io.farside:disk", HostOptions::default())?;
 //! let disk = host.namespace(1)?;
@@ -21,6 +21,7 @@
 //! # }
 //! ```
 
+pub mod bench;
 mod blocking;
 mod error;
 #[expect(clippy::module_inception, reason = "the host of the module of hosts")]

@@ -30,6 +30,8 @@ pub struct HostOptions {
     pub memory: usize,
     /// Local address to connect from.
     pub source: Option<IpAddr>,
+    /// Number of the thread that this host runs on, from 0: providers that keep something per thread tell threads by it.
+    pub thread: usize,
     /// How long connecting, and each admin command, may take.
     pub timeout: Duration,
     /// What to do when the connection is lost; `None` = give up. Commands under way are sent again after a reconnect.
@@ -69,6 +71,7 @@ impl Default for HostOptions {
             events: false,
             memory: 16 << 20,
             source: None,
+            thread: 0,
             timeout: Duration::from_secs(10),
             reconnect: None,
         }

@@ -4,7 +4,7 @@
 //! and drive the host meanwhile.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -110,9 +110,9 @@ impl<P: Provider> std::fmt::Debug for RawHost<P> {
 }
 
 impl<P: Provider> RawHost<P> {
-    /// A host with so many bytes of memory for capsules and data.
-    pub fn new(provider: P, memory: usize) -> Result<Self, HostError> {
-        let link = Link::open(Arc::new(provider), memory, None)?;
+    /// A host with so many bytes of memory for capsules and data, that connects from `source`.
+    pub fn new(provider: Arc<P>, memory: usize, source: Option<IpAddr>) -> Result<Self, HostError> {
+        let link = Link::open(provider, memory, source, 0)?;
         Ok(Self { link, queues: Vec::new(), events: Vec::new(), start: Instant::now() })
     }
 
