@@ -1,8 +1,12 @@
-//! The command line: `farside serve`, `farside check`.
+//! The command line: `farside serve`, `check`, `discover`, `identify`, `bench`.
 //!
 //! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
 //! reason and the remedy).
 
+mod bench;
+mod connect;
+mod discover;
+mod identify;
 mod serve;
 mod table;
 
@@ -29,6 +33,12 @@ enum Command {
     Serve(Box<serve::Serve>),
     /// Check a configuration file and this machine against it, without starting anything
     Check(serve::Check),
+    /// List what an address serves
+    Discover(discover::Discover),
+    /// Show a controller and its namespaces
+    Identify(identify::Identify),
+    /// Put load on a namespace and measure it
+    Bench(bench::Bench),
 }
 
 /// Runs the command line.
@@ -50,5 +60,8 @@ pub(crate) fn main() -> ExitCode {
     match arguments.command {
         Command::Serve(serve) => serve.run(),
         Command::Check(check) => check.run(),
+        Command::Discover(discover) => discover.run(),
+        Command::Identify(identify) => identify.run(),
+        Command::Bench(bench) => bench.run(),
     }
 }
