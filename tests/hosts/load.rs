@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside::backend::{self, BackendSpec, Memory, Null, Source};
-use farside::host::{Command, Done, Host, HostErrorKind, HostOptions, IoFailure, Op, Reconnect, discover, wire};
+use farside::host::bench::{self, BenchOptions, Pattern, Progress};
+use farside::host::{
+    Command, Done, Host, HostError, HostErrorKind, HostOptions, IoFailure, Op, Reconnect, discover, wire,
+};
 use farside::mem::Buffer;
 use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target};
 use nvme::Status;
@@ -12,12 +15,22 @@ use nvme::Status;
 use crate::rig::{BLOCK, BLOCKS, LIMIT, NQN, OTHER_NQN, Rig, Setup, small};
 
 fn host<R: Rig>(setup: &Setup<R>, options: HostOptions) -> Host<R::P> {
-    Host::connect(setup.rig.host(), setup.rig.address(), NQN, options).expect("a connection")
+    connect(&setup.rig, NQN, options).expect("a connection")
+}
+
+fn connect<R: Rig>(rig: &R, nqn: &str, options: HostOptions) -> Result<Host<R::P>, HostError> {
+    let (provider, source) = rig.host();
+    Host::connect(provider, rig.address(), nqn, HostOptions { source, ..options })
+}
+
+fn log<R: Rig>(rig: &R) -> Vec<wire::DiscoveryEntry> {
+    let (provider, source) = rig.host();
+    discover(provider, rig.address(), HostOptions { source, ..HostOptions::default() }).expect("a log")
 }
 
 pub(crate) fn discovery_lists_what_is_served_and_identify_tells_it<R: Rig>() {
     let setup = Setup::<R>::start();
-    let entries = discover(setup.rig.host(), setup.rig.address(), HostOptions::default()).expect("a log");
+    let entries = log(&setup.rig);
     for nqn in [NQN, OTHER_NQN] {
         let entry = entries.iter().find(|entry| entry.subnqn == nqn).expect("listed");
         assert_eq!(entry.address(), Some(setup.rig.address()));
@@ -32,8 +45,7 @@ pub(crate) fn discovery_lists_what_is_served_and_identify_tells_it<R: Rig>() {
     assert_eq!(uuid, disk.nguid);
     assert!(host.namespace(4).is_err());
     let error =
-        Host::connect(setup.rig.host(), setup.rig.address(), "nqn.2026-11.io.farside:nothing", HostOptions::default())
-            .expect_err("no such subsystem");
+        connect(&setup.rig, "nqn.2026-11.io.farside:nothing", HostOptions::default()).expect_err("no such subsystem");
     assert_eq!(error.status().map(Status::code), Some(Status::CONNECT_INVALID_PARAMETERS.code()));
     assert!(error.to_string().contains("subsystem NQN"), "{error}");
 }
@@ -47,7 +59,7 @@ pub(crate) fn hundred_subsystems_are_discovered_in_pieces<R: Rig>() {
             builder.subsystem(SubsystemSpec::new(format!("nqn.2026-11.io.farside:many-{at}")).namespace(namespace));
     }
     let _target = builder.start(rig.target()).expect("the target starts");
-    let entries = discover(rig.host(), rig.address(), HostOptions::default()).expect("a log");
+    let entries = log(&rig);
     for at in 0..100 {
         let nqn = format!("nqn.2026-11.io.farside:many-{at}");
         assert_eq!(entries.iter().filter(|entry| entry.subnqn == nqn).count(), 1, "{nqn}");
@@ -277,7 +289,7 @@ pub(crate) fn data_are_right_under_a_random_mixed_load<R: Rig>() {
         base.clone(),
         HostOptions { in_capsule: 0, ..base.clone() },
         HostOptions { descriptors: 16, ..base.clone() },
-        HostOptions { invalidate: true, ..base.clone() },
+        HostOptions { invalidate: R::INVALIDATES, ..base.clone() },
         HostOptions { read_depth: 1, ..base.clone() },
         HostOptions { read_depth: 2, descriptors: 7, in_capsule: 0, ..base },
     ];
@@ -306,7 +318,7 @@ pub(crate) fn data_are_right_on_a_file<R: Rig>() {
         }
     };
     let options = HostOptions { io_queues: 2, queue_depth: 64, memory: 32 << 20, ..HostOptions::default() };
-    let mut host = Host::connect(rig.host(), rig.address(), NQN, options).expect("a connection");
+    let mut host = connect(&rig, NQN, options).expect("a connection");
     mixed(&mut host, 0xf11e, 4000, 128, |_, _| {});
     let disk = host.namespace(1).expect("a namespace");
     let mut bytes = vec![0; 8 << 20];
@@ -387,6 +399,46 @@ pub(crate) fn host_without_a_policy_tells_of_the_loss<R: Rig>() {
     assert!(matches!(done.result, Ok(()) | Err(IoFailure::Lost(_))), "{:?}", done.result);
     host.run("the end", LIMIT, |host| host.failure().cloned()).expect("it gave up");
     assert!(host.submit(0, Command { token: 6, op: Op::Flush, nsid: 1, slba: 0, blocks: 0, data: None }).is_err());
+}
+
+pub(crate) fn bench_measures_and_verifies<R: Rig>() {
+    let setup = Setup::<R>::start();
+    for (word, mix, jobs, in_capsule) in [("randrw", 40, 2, 4096), ("write", 0, 1, 0), ("randread", 100, 1, 4096)] {
+        let (provider, source) = setup.rig.host();
+        let bench = BenchOptions {
+            pattern: Pattern::parse(word, mix).expect("a word of fio's"),
+            iodepth: 8,
+            jobs,
+            runtime: Duration::from_secs(20),
+            operations: Some(2000),
+            size: Some(4 << 20),
+            verify: word != "randread",
+            ..BenchOptions::default()
+        };
+        let options = HostOptions { source, in_capsule, ..HostOptions::default() };
+        let progress = Progress::default();
+        let report = bench::run(provider, setup.rig.address(), NQN, &options, &bench, &progress).expect("a report");
+        assert_eq!(report.reads.operations + report.writes.operations, 2000, "{word}");
+        assert_eq!(report.reads.errors + report.writes.errors, 0);
+        assert_eq!(report.reads.bytes + report.writes.bytes, 2000 * 4096);
+        assert_eq!(progress.done().2, 2000 * 4096);
+        let expected = f64::from(mix) / 100.0;
+        assert!(
+            (report.reads.operations as f64 / 2000.0 - expected).abs() < 0.1,
+            "{word}: {}",
+            report.reads.operations
+        );
+        assert_eq!(report.verified > 0, bench.verify);
+        let latency = if report.reads.operations > 0 { &report.reads.latency } else { &report.writes.latency };
+        assert!(latency.min() > Duration::ZERO && latency.percentile(50.0) <= latency.max());
+        println!("{word}: {:.0} IOPS", report.iops());
+    }
+    // What another one wrote is not what this one expects: the check does look.
+    let (provider, source) = setup.rig.host();
+    let bench = BenchOptions { block_size: 100, ..BenchOptions::default() };
+    let options = HostOptions { source, ..HostOptions::default() };
+    let error = bench::run(provider, setup.rig.address(), NQN, &options, &bench, &Progress::default());
+    assert!(error.expect_err("not whole blocks").to_string().contains("block size"));
 }
 
 pub(crate) fn errors_of_the_disk_reach_the_host_that_asked<R: Rig>() {

@@ -6,7 +6,7 @@ use farside::host::raw::RawQueue;
 use farside::host::wire;
 use farside::rdma::local::{Local, LocalOptions, WorkKind};
 
-use crate::rig::{LIMIT, LocalRig, Rig, Setup, settles, small};
+use crate::rig::{LIMIT, LocalRig, Rig, Setup, settles, small, until};
 
 type LocalSetup = Setup<LocalRig>;
 
@@ -181,22 +181,21 @@ fn everything_is_given_back_after_many_connections_and_at_the_end() {
     hosts(8);
     let (before, held) = (setup.rig.local.counters(), target.counters());
     hosts(200);
+    // Receives of the shared queues may stay for the next host, as many as one host ever needed.
     settles(&setup.rig.local, "200 hosts gone", |counters| {
-        (counters.regions, counters.endpoints, counters.receives) == (before.regions, before.endpoints, before.receives)
+        (counters.regions, counters.endpoints) == (before.regions, before.endpoints) && counters.receives <= 64
     });
-    let after = target.counters();
-    assert_eq!((after.requests, after.pool_used, after.admin_pool_used), (0, held.pool_used, 0), "{after:?}");
-    assert_eq!((after.slots_used, after.receives_free), (held.slots_used, held.receives_free), "{after:?}");
+    until("the target's own counters", || {
+        let now = target.counters();
+        (now.controllers, now.queues, now.requests, now.admin_pool_used) == (0, 0, 0, 0)
+            && now.receives_free == held.receives_free
+            && now.slots_used <= 64
+            && now.pool_used <= 64 * 4096
+    });
     target.shutdown();
     settles(&setup.rig.local, "the target gone", |counters| {
         (counters.queue_pairs, counters.regions, counters.endpoints, counters.receives) == (0, 0, 0, 0)
     });
-}
-
-#[test]
-#[ignore = "data take the memory of receives"]
-fn stalled_disk_leaves_admin_commands_alone() {
-    crate::raw_limits::stalled_disk_leaves_admin_commands_alone::<LocalRig>();
 }
 
 #[test]

@@ -20,67 +20,110 @@ macro_rules! suite {
     };
 }
 
-/// On the in-process provider.
+/// The scenarios that every provider has to pass.
+macro_rules! every_scenario {
+    ($rig:ty) => {
+        suite! { $rig:
+            raw_connect {
+                malformed_private_data_are_rejected_with_the_status_that_says_why,
+                sizes_have_both_sides_and_reserved_bytes_are_ignored,
+                read_depth_zero_is_rejected_and_nobody_listening_is_told,
+                connect_command_names_the_field_that_is_wrong,
+                io_connect_must_agree_with_its_admin_queue,
+                only_connect_may_come_first_and_only_once,
+                odd_host_names_may_connect,
+                connect_data_in_the_capsule_work,
+                two_hundred_connections_at_once_and_nothing_is_left,
+            }
+            raw_capsule {
+                in_capsule_descriptors_are_checked_against_what_arrived,
+                in_capsule_offset_carries_the_right_bytes,
+                descriptor_types_are_checked_on_every_command,
+                descriptor_lists_are_checked,
+                short_capsule_ends_its_queue_alone,
+                more_commands_than_entries_end_their_queue_alone,
+                flags_that_fabrics_forbids_are_refused,
+                block_ranges_and_transfer_size_have_both_sides,
+                ranges_of_dataset_management_are_checked_before_any_effect,
+                random_capsules_are_answered_or_end_their_queue_alone,
+            }
+            raw_transfer {
+                wrong_key_ends_its_queue_and_writes_nothing,
+                key_is_invalidated_when_and_only_when_asked,
+                reads_never_exceed_the_depth_that_the_host_gave,
+                sixteen_descriptors_carry_a_megabyte,
+                every_in_capsule_size_works,
+            }
+            raw_admin {
+                log_pages_serve_any_window_and_refuse_bad_offsets,
+                every_feature_and_identify_is_answered,
+                event_requests_have_a_limit_and_aborts_are_answered,
+                properties_are_readable_and_a_reset_aborts_nothing_twice,
+                discovery_controller_refuses_quietly,
+            }
+            load {
+                discovery_lists_what_is_served_and_identify_tells_it,
+                hundred_subsystems_are_discovered_in_pieces,
+                blocking_calls_store_and_fetch,
+                data_are_right_under_a_random_mixed_load,
+                data_are_right_on_a_file,
+                deepest_queue_is_served,
+                hundred_and_twenty_eight_queues_are_served,
+                tiny_pool_is_back_pressure_and_not_an_error,
+                lost_connections_heal_and_no_write_is_lost,
+                host_without_a_policy_tells_of_the_loss,
+                errors_of_the_disk_reach_the_host_that_asked,
+                bench_measures_and_verifies,
+            }
+            raw_limits {
+                whole_queue_at_once_is_served,
+                stalled_disk_leaves_admin_commands_alone,
+                aborts_of_stalled_commands_are_answered_and_harm_nobody,
+                vanished_host_is_forgotten_after_its_keep_alive,
+                ended_queues_with_commands_in_the_disk_come_back_to_zero,
+            }
+        }
+    };
+}
+
 mod local {
-    suite! { crate::rig::LocalRig:
-        raw_connect {
-            malformed_private_data_are_rejected_with_the_status_that_says_why,
-            sizes_have_both_sides_and_reserved_bytes_are_ignored,
-            read_depth_zero_is_rejected_and_nobody_listening_is_told,
-            connect_command_names_the_field_that_is_wrong,
-            io_connect_must_agree_with_its_admin_queue,
-            only_connect_may_come_first_and_only_once,
-            odd_host_names_may_connect,
-            connect_data_in_the_capsule_work,
-            two_hundred_connections_at_once_and_nothing_is_left,
-        }
-        raw_capsule {
-            in_capsule_descriptors_are_checked_against_what_arrived,
-            in_capsule_offset_carries_the_right_bytes,
-            descriptor_types_are_checked_on_every_command,
-            descriptor_lists_are_checked,
-            short_capsule_ends_its_queue_alone,
-            more_commands_than_entries_end_their_queue_alone,
-            flags_that_fabrics_forbids_are_refused,
-            block_ranges_and_transfer_size_have_both_sides,
-            ranges_of_dataset_management_are_checked_before_any_effect,
-            random_capsules_are_answered_or_end_their_queue_alone,
-        }
-        raw_transfer {
-            wrong_key_ends_its_queue_and_writes_nothing,
-            key_is_invalidated_when_and_only_when_asked,
-            reads_never_exceed_the_depth_that_the_host_gave,
-            sixteen_descriptors_carry_a_megabyte,
-            every_in_capsule_size_works,
-        }
-        raw_admin {
-            log_pages_serve_any_window_and_refuse_bad_offsets,
-            every_feature_and_identify_is_answered,
-            event_requests_have_a_limit_and_aborts_are_answered,
-            properties_are_readable_and_a_reset_aborts_nothing_twice,
-            discovery_controller_refuses_quietly,
-        }
-        load {
-            discovery_lists_what_is_served_and_identify_tells_it,
-            hundred_subsystems_are_discovered_in_pieces,
-            blocking_calls_store_and_fetch,
-            data_are_right_under_a_random_mixed_load,
-            data_are_right_on_a_file,
-            deepest_queue_is_served,
-            hundred_and_twenty_eight_queues_are_served,
-            tiny_pool_is_back_pressure_and_not_an_error,
-            lost_connections_heal_and_no_write_is_lost,
-            host_without_a_policy_tells_of_the_loss,
-            errors_of_the_disk_reach_the_host_that_asked,
-        }
-        raw_limits {
-            whole_queue_at_once_is_served,
-            aborts_of_stalled_commands_are_answered_and_harm_nobody,
-            vanished_host_is_forgotten_after_its_keep_alive,
-            ended_queues_with_commands_in_the_disk_come_back_to_zero,
-        }
-    }
+    every_scenario!(crate::rig::LocalRig);
+}
+
+mod soft {
+    every_scenario!(crate::rig::SoftRig);
 }
 
 /// What only the in-process provider can be made to do.
 mod local_faults;
+
+/// `FIELD-REPORTS.md` names tests; each of them exists.
+#[test]
+fn every_test_that_the_table_names_exists() {
+    fn sources(folder: &std::path::Path, all: &mut String) {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                sources(&path, all);
+            } else if path.extension().is_some_and(|ext| ext == "rs" || ext == "py") {
+                all.push_str(&std::fs::read_to_string(path).expect("a source file"));
+            }
+        }
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = String::new();
+    for folder in ["tests/hosts", "tests/vm/cases", "src", "nvme/src"] {
+        sources(&root.join(folder), &mut all);
+    }
+    let table = std::fs::read_to_string(root.join("tests/FIELD-REPORTS.md")).expect("the table");
+    let names: Vec<&str> = table
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| name.len() > 20 && name.bytes().all(|byte| byte == b'_' || byte.is_ascii_alphanumeric()))
+        .collect();
+    assert!(names.len() > 50, "only {} names", names.len());
+    for name in names {
+        assert!(all.contains(&format!("fn {name}")) || all.contains(&format!("def {name}")), "{name} is nowhere");
+    }
+}

@@ -1,7 +1,7 @@
 //! What scenarios stand on: a provider, a target with two namespaces behind faults, raw hosts, and a bystander whose I/O must go
 //! on whatever the others do.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -14,6 +14,7 @@ use farside::host::{HostError, HostErrorKind};
 use farside::mem::Buffer;
 use farside::rdma::Provider;
 use farside::rdma::local::{Local, LocalCounters, LocalOptions};
+use farside::rdma::soft::Soft;
 use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target};
 use nvme::Status;
 
@@ -31,12 +32,15 @@ pub(crate) const BLOCKS: u64 = (64 << 20) / BLOCK as u64;
 
 /// A provider for target and hosts.
 pub(crate) trait Rig: 'static {
-    type P: Provider + Clone;
+    type P: Provider;
     /// Private data arrive padded.
     const PADS: bool;
+    /// A peer's SEND may invalidate what is registered for it.
+    const INVALIDATES: bool;
     fn new() -> Self;
     fn target(&self) -> Self::P;
-    fn host(&self) -> Self::P;
+    /// For one host: what it uses, and where it connects from.
+    fn host(&self) -> (Arc<Self::P>, Option<IpAddr>);
     fn address(&self) -> SocketAddr;
 }
 
@@ -47,6 +51,7 @@ pub(crate) struct LocalRig {
 impl Rig for LocalRig {
     type P = Local;
     const PADS: bool = false;
+    const INVALIDATES: bool = true;
 
     fn new() -> Self {
         Self { local: Local::new() }
@@ -56,13 +61,48 @@ impl Rig for LocalRig {
         self.local.clone()
     }
 
-    fn host(&self) -> Local {
+    fn host(&self) -> (Arc<Local>, Option<IpAddr>) {
         // As the Linux host does: a response that is not solicited wakes nobody.
-        self.local.with(LocalOptions { solicited_only: true, ..LocalOptions::default() })
+        (Arc::new(self.local.with(LocalOptions { solicited_only: true, ..LocalOptions::default() })), None)
     }
 
     fn address(&self) -> SocketAddr {
         "192.0.2.1:4420".parse().expect("an address")
+    }
+}
+
+/// The software stack over loopback: each target and each host on an address of its own.
+pub(crate) struct SoftRig {
+    address: Ipv4Addr,
+}
+
+/// An address in 127/8 that nobody else in this process has, and no other process at this time.
+fn own_address() -> Ipv4Addr {
+    static NEXT: AtomicU64 = AtomicU64::new(2);
+    let at = NEXT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id() % 120;
+    Ipv4Addr::new(127, 8 + process as u8, (at / 250) as u8, (at % 250 + 2) as u8)
+}
+
+impl Rig for SoftRig {
+    type P = Soft;
+    const PADS: bool = true;
+    const INVALIDATES: bool = false;
+
+    fn new() -> Self {
+        Self { address: own_address() }
+    }
+
+    fn target(&self) -> Soft {
+        Soft::new(2).expect("the software provider")
+    }
+
+    fn host(&self) -> (Arc<Soft>, Option<IpAddr>) {
+        (Arc::new(Soft::new(1).expect("the software provider")), Some(own_address().into()))
+    }
+
+    fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.address.into(), 4420)
     }
 }
 
@@ -180,9 +220,9 @@ pub(crate) struct Raw<R: Rig> {
 }
 
 impl<R: Rig> Raw<R> {
-    fn open(provider: R::P, address: SocketAddr, identity: u8) -> Self {
+    fn open((provider, source): (Arc<R::P>, Option<IpAddr>), address: SocketAddr, identity: u8) -> Self {
         Self {
-            host: RawHost::new(provider, 8 << 20).expect("a host"),
+            host: RawHost::new(provider, 8 << 20, source).expect("a host"),
             address,
             hostid: [identity; 16],
             hostnqn: HOST_NQN.into(),
@@ -324,6 +364,15 @@ pub(crate) fn settles(local: &Local, what: &str, expected: impl Fn(&LocalCounter
     let deadline = Instant::now() + LIMIT;
     while !expected(&local.counters()) {
         assert!(Instant::now() < deadline, "{what}: {:?}", local.counters());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
