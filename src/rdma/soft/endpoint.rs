@@ -90,7 +90,7 @@ impl SoftEndpoint {
             seed: random(),
             // The kernel accounts about twice its bytes to a packet of 4 KiB, and what it reports is twice what was asked
             // for; half of the rest is left to requests and to what is sent again.
-            read_credit: socket.receive_buffer as u64 / 4,
+            read_credit: (socket.receive_buffer as u64 / 4).min(MAX_READ_CREDIT),
             ..roce::Config::new(device.address)
         };
         let mut engine = Engine::new(config);
@@ -189,6 +189,8 @@ impl SoftEndpoint {
             if count < self.rx.capacity() {
                 return true;
             }
+            // More is waiting: what was asked for so far is answered before it.
+            self.transmit(now);
         }
         false
     }
@@ -594,6 +596,10 @@ const SLOT_BITS: u32 = 12;
 const CQ_DEPTH: usize = 4096;
 /// Outstanding RDMA READs of one queue pair, in each direction.
 const READS: u8 = 64;
+/// RDMA READ responses under way, whatever the buffer holds: requests of peers queue up behind them in the same socket,
+/// and rdma_rxe does not survive an acknowledgement that is later than its timeout (it registers its memory again when it
+/// repeats a request, and fails on that).
+const MAX_READ_CREDIT: u64 = 1 << 20;
 /// Datagrams that one system call takes in, each of them up to 64 KiB when the kernel delivers several together.
 const RX_DATAGRAMS: usize = 32;
 /// System calls of one turn, so that a flood does not keep the reactor from everything else.

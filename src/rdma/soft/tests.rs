@@ -278,3 +278,72 @@ fn a_shared_queue_takes_receives_and_the_socket_wakes_a_sleeper() {
     pair.until(|pair| !pair.target.done.is_empty());
     assert_eq!((pair.target.done[0].tag, pair.target.done[0].qp), (0, qp));
 }
+
+/// Both ends on one address: what IPv6 has on every machine is `::1` alone.
+#[test]
+fn ipv6_and_an_address_that_talks_to_itself() {
+    let start = Instant::now();
+    let soft = Soft::new(2).expect("provider");
+    let mut cm = soft.open_cm().expect("connection management");
+    let listen: SocketAddr = "[::1]:4420".parse().expect("address");
+    let listening = match cm.listen(listen, &ListenOptions::default()) {
+        Ok(listening) => listening,
+        Err(error) if [libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT].contains(&error.errno) => {
+            eprintln!("SKIPPED: this machine has no IPv6 loopback: {error}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let device = listening.device.expect("an address");
+    assert!(soft.device_info(device).expect("known").gid.starts_with("::1 "));
+    let arenas = [Arena::new(1 << 21).expect("memory"), Arena::new(1 << 21).expect("memory")];
+    let mut ends: Vec<SoftEndpoint> =
+        (0..2).map(|reactor| soft.open_endpoint(device, reactor, &ENDPOINT).expect("endpoint")).collect();
+    let mrs: Vec<Mr> = ends
+        .iter_mut()
+        .zip(&arenas)
+        .map(|(end, arena)| arena.register(end, Access::Remote).expect("registered"))
+        .collect();
+    let base = |side: usize| arenas[side].base().as_ptr() as u64;
+    cm.resolve(listen, Some(listen.ip()), Duration::from_secs(1)).expect("resolve");
+    let (mut qps, mut done) = ([None, None], Vec::new());
+    while done.len() < 2 && start.elapsed() < Duration::from_secs(20) {
+        let now = start.elapsed();
+        match cm.poll_event(now) {
+            Some(CmEvent::Resolved(outgoing)) => {
+                let qp = ends[1].create_outgoing(outgoing, &QP).expect("queue pair");
+                let params = ConnParams { private_data: &[], initiator_depth: 8, responder_resources: 8 };
+                ends[1].connect(qp, &params).expect("connect");
+                qps[1] = Some(qp);
+            }
+            Some(CmEvent::Request(incoming)) => {
+                assert_eq!(incoming.peer().ip(), listen.ip());
+                let qp = ends[0].create_incoming(incoming, &QP).map_err(|(_, error)| error).expect("queue pair");
+                let sge = Sge { addr: base(0), len: 1 << 20, lkey: mrs[0].lkey };
+                ends[0].post_recv(RecvQueue::Qp(qp), 1, &[sge]).expect("receive");
+                let params = ConnParams { private_data: &[], initiator_depth: 8, responder_resources: 8 };
+                ends[0].accept(qp, &params).expect("accept");
+                qps[0] = Some(qp);
+            }
+            Some(CmEvent::Established { .. })
+                if qps[0].is_some() && ends[1].established(qps[1].expect("made")).is_ok() =>
+            {
+                let sge = Sge { addr: base(1), len: 1 << 20, lkey: mrs[1].lkey };
+                ends[1].post_send(qps[1].expect("made"), &send(2, SendOp::Send, sge)).expect("send");
+            }
+            _ => {}
+        }
+        for end in &mut ends {
+            end.flush(now);
+            let mut out = [Completion::EMPTY; 4];
+            let count = end.poll(now, &mut out);
+            done.extend_from_slice(&out[..count]);
+        }
+    }
+    let mut tags: Vec<_> = done.iter().map(|c| (c.tag, c.status)).collect();
+    tags.sort_unstable_by_key(|(tag, _)| *tag);
+    assert_eq!(tags, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    for end in &ends {
+        assert_eq!((end.drops(), end.counters().retransmitted), (Drops::default(), 0));
+    }
+}
