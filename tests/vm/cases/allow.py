@@ -23,7 +23,7 @@ RECONNECT = (
     *RESET,
     (r"nvme nvme\d+: starting error recovery", "the case takes the target away"),
     (r"nvme nvme\d+: (Reconnecting in|Failed reconnect attempt)", "the case takes the target away"),
-    (r"nvme nvme\d+: (RECV|SEND|MEMREG|REG_MR|LOCAL_INV|INV_RKEY)\b.* failed with status", "work that the lost connection flushed"),
+    (r"nvme nvme\d+: (RECV|SEND|MEMREG|REG_MR|LOCAL_INV|INV_RKEY)\b.* failed with status", "flushed work"),
     (r"nvme nvme\d+: rdma (connection|resolution).* failed", "the case takes the target away"),
     (r"nvme nvme\d+: Connect rejected: status (8|28|10)", "the case takes the target away"),
     (r"nvme nvme\d+: (failed to connect queue|Connect command failed)", "the case takes the target away"),
@@ -32,7 +32,7 @@ RECONNECT = (
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
     (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
     (r"nvme nvme\d+: queue \d+: timeout", "a command that the target did not answer before it went"),
-    (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "a command that the lost connection aborted; multipath sends it again"),
+    (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "aborted with the connection; multipath sends it again"),
     (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),
     (r"nvmet_rdma: ", "the kernel's target noticed"),
 )

@@ -88,7 +88,8 @@ class Running:
             raise Failed(f"fio {self.name} did not end within {timeout:.0f} s") from None
         if status is not None and self.process.returncode != status:
             text = self.output.read_text() if self.output.exists() else ""
-            raise Failed(f"fio {self.name}: status {self.process.returncode}, expected {status}: {said[-800:]} {text[:500]}")
+            got = self.process.returncode
+            raise Failed(f"fio {self.name}: status {got}, expected {status}: {said[-800:]} {text[:500]}")
         return Result(self.output.read_text())
 
     def stop(self) -> None:

@@ -52,7 +52,8 @@ class Controller:
     def disk(self, nsid: int = 1, timeout=10.0) -> str:
         """The block device of a namespace, once it is there with its size. With multipath the disk belongs to the
         subsystem (nvme0n1) and the path is nvme0c1n1."""
-        device = f"/dev/{eventually(f'{self.name} has a disk for namespace {nsid}', lambda: self._disk_name(nsid), timeout)}"
+        name = eventually(f"{self.name} has a disk for namespace {nsid}", lambda: self._disk_name(nsid), timeout)
+        device = f"/dev/{name}"
         eventually(f"{device} can be opened", lambda: _opens(device), timeout)
         return device
 

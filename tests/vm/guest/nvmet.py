@@ -89,7 +89,8 @@ def _device(namespace) -> str:
     if namespace.kind == "memory":
         write(disk / "discard", 1)
     write(disk / "power", 1)
-    return f"/dev/{disk.name}" if Path(f"/dev/{disk.name}").exists() else f"/dev/nullb{(disk / 'index').read_text().strip()}"
+    named = Path(f"/dev/{disk.name}")  # newer kernels name it after the folder
+    return str(named) if named.exists() else f"/dev/nullb{(disk / 'index').read_text().strip()}"
 
 
 def modprobe_null() -> None:

@@ -27,7 +27,9 @@ def run(*argv, check=True, timeout=90.0, stdin=None, netns=None) -> subprocess.C
     if netns:
         command = ["ip", "netns", "exec", netns, *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout * patience, input=stdin, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout * patience, input=stdin
+        )
     except subprocess.TimeoutExpired:
         raise Failed(f"no end after {timeout:.0f} s: {' '.join(command)}") from None
     if check and done.returncode != 0:
