@@ -38,6 +38,11 @@ def up(provider: str, address: str) -> None:
     network.add_rxe("rxe1", link, address)
 
 
+def reach(address: str) -> None:
+    """Waits until the other end answers: the cable is plugged and both ends know each other's address."""
+    eventually(f"{address} answers", lambda: run("ping", "-c", 1, "-W", 2, address, check=False).returncode == 0, 30)
+
+
 def _cable() -> str | None:
     for entry in Path("/sys/class/net").iterdir():
         if (entry / "address").read_text().startswith("52:54:00:00:00:0"):

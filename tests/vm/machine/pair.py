@@ -48,17 +48,21 @@ class Pair:
         for guest, address in ((self.near, NEAR), (self.far, FAR)):
             guest.wait_ready()
             self.call(guest, "up", 60, provider=self.provider, address=address)
+        self.call(self.far, "reach", 60, address=NEAR)
 
     def reboot(self, guest: Guest) -> None:
         """Power comes back: the same disks, a new boot. The other end of the cable listens again or reconnects."""
         guest.begin()
         guest.wait_ready()
         self.call(guest, "up", 60, provider=self.provider, address=NEAR if guest is self.near else FAR)
+        other, address = (self.far, NEAR) if guest is self.near else (self.near, FAR)
+        if other.alive:
+            self.call(other, "reach", 60, address=address)
 
-    def call(self, guest: Guest, function: str, seconds: float = 60, **arguments):
+    def call(self, guest: Guest, function: str, limit: float = 60, **arguments):
         """Calls a function of `guest/remote.py` and returns its value; a failure there is a failure here."""
         shell.patience = patience()
-        return self.result(guest, guest.send(f"guest.remote:{function}", 2 * seconds, **arguments))
+        return self.result(guest, guest.send(f"guest.remote:{function}", 2 * limit, **arguments))
 
     def result(self, guest: Guest, number: int):
         reply = guest.wait(number)
