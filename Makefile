@@ -9,10 +9,11 @@ export LIBCLANG_PATH ?= $(shell sh tests/libclang.sh $(LIBCLANG_VENV))
 # Python leaves no compiled files in the source tree.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup toolchain libraries build lint unit vm-setup vm-test vm-test-all test test-all demo clean
+.PHONY: help setup toolchain libraries build lint unit demo-test vm-setup vm-test vm-test-all test test-all demo demo-vm clean
 
 help:
-	@echo "make demo      serve a file to a real Linux host in a virtual machine, and show what comes out"
+	@echo "make demo      serve a file by the software provider and use it from here, and show what comes out"
+	@echo "make demo-vm   serve a file to a real Linux host in a virtual machine, and show what comes out"
 	@echo "make test      format, lints, unit tests, and stock kernels as hosts (the whole list on 6.12, a short one on 6.1 and 7)"
 	@echo "make test-all  the same, with every case on every kernel"
 	@echo "make build     the release binary, target/release/farside"
@@ -38,6 +39,10 @@ lint: toolchain libraries
 unit: toolchain libraries
 	cargo test --workspace --locked
 
+# Target and host of ours over real sockets, as a user meets them.
+demo-test: build
+	sh tests/demo.sh
+
 vm-setup:
 	python3 tests/vm/setup
 
@@ -47,11 +52,14 @@ vm-test: vm-setup build
 vm-test-all: vm-setup build
 	python3 tests/vm/run --list all
 
-test: lint unit vm-test
+test: lint unit demo-test vm-test
 
-test-all: lint unit vm-test-all
+test-all: lint unit demo-test vm-test-all
 
-demo: vm-setup build
+demo: build
+	sh tests/demo.sh
+
+demo-vm: vm-setup build
 	python3 tests/vm/demo
 
 clean:
