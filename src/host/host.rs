@@ -27,6 +27,9 @@ use crate::rdma::Provider;
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 32;
 
+/// How often the age of commands is looked at.
+const AGE_CHECK: Duration = Duration::from_millis(100);
+
 /// Asynchronous event requests kept at the target.
 const EVENT_REQUESTS: u16 = 4;
 
@@ -76,6 +79,7 @@ pub struct Host<P: Provider> {
     attempts: u32,
     failure: Option<HostError>,
     next_keep_alive: Duration,
+    next_age_check: Duration,
     pub(crate) requeue: VecDeque<Command>,
     pub(crate) done: VecDeque<Done>,
     admin_done: VecDeque<Completion>,
@@ -129,6 +133,7 @@ impl<P: Provider> Host<P> {
             attempts: 0,
             failure: None,
             next_keep_alive: Duration::ZERO,
+            next_age_check: Duration::ZERO,
             requeue: VecDeque::new(),
             done: VecDeque::new(),
             admin_done: VecDeque::new(),
@@ -323,6 +328,10 @@ impl<P: Provider> Host<P> {
                     self.keep_alive(now);
                     return true;
                 }
+                if now >= self.next_age_check {
+                    self.next_age_check = now + AGE_CHECK;
+                    self.check_age(now);
+                }
                 if !self.requeue.is_empty() {
                     self.resubmit();
                 }
@@ -335,6 +344,17 @@ impl<P: Provider> Host<P> {
                 true
             }
             _ => false,
+        }
+    }
+
+    fn check_age(&mut self, now: Duration) {
+        let limit = self.options.io_timeout;
+        if limit.is_zero() {
+            return;
+        }
+        let oldest = self.io.iter().filter_map(|queue| queue.oldest(Purpose::Io)).min();
+        if oldest.is_some_and(|since| now.saturating_sub(since) > limit) {
+            self.lose(HostError::new("I/O command", HostErrorKind::TimedOut(limit), "is the target's disk stuck?"));
         }
     }
 

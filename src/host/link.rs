@@ -150,6 +150,8 @@ pub(crate) struct Link<P: Provider> {
     channels: Slab<Channel>,
     by_conn: HashMap<ConnId, ChannelId>,
     next_generation: u32,
+    /// Channels that are not up yet: only while there are any are deadlines looked at.
+    connecting: u32,
     source: Option<IpAddr>,
     thread: usize,
     completions: Box<[Completion; 64]>,
@@ -182,6 +184,7 @@ impl<P: Provider> Link<P> {
             channels: Slab::new(),
             by_conn: HashMap::new(),
             next_generation: 1,
+            connecting: 0,
             source,
             thread,
             completions: Box::new([Completion::EMPTY; 64]),
@@ -241,6 +244,7 @@ impl<P: Provider> Link<P> {
         let index = self.channels.insert(channel) as u16;
         let id = ChannelId { index, generation };
         self.by_conn.insert(conn, id);
+        self.connecting += 1;
         Ok(id)
     }
 
@@ -280,6 +284,7 @@ impl<P: Provider> Link<P> {
         }
         let channel = self.channels.remove(usize::from(id.index));
         self.by_conn.remove(&channel.conn);
+        self.connecting -= u32::from(!channel.up);
         if let (Some(endpoint), Some(qp)) = (&mut self.endpoint, channel.qp) {
             endpoint.disconnect(qp);
             endpoint.destroy(qp);
@@ -306,6 +311,13 @@ impl<P: Provider> Link<P> {
             endpoint.flush(now);
         }
         self.poll_endpoint(now, events);
+        if self.connecting > 0 {
+            self.give_up_late(now, events);
+        }
+        events.len() > before
+    }
+
+    fn give_up_late(&mut self, now: Duration, events: &mut Vec<LinkEvent>) {
         let late: Vec<ChannelId> = self
             .channels
             .iter()
@@ -315,7 +327,6 @@ impl<P: Provider> Link<P> {
         for id in late {
             self.down(id, HostError::lost("connection", "it was not answered in time"), events);
         }
-        events.len() > before
     }
 
     fn poll_endpoint(&mut self, now: Duration, events: &mut Vec<LinkEvent>) {
@@ -386,8 +397,10 @@ impl<P: Provider> Link<P> {
             CmEvent::Established { conn, private_data } => {
                 let Some(id) = self.by_conn.get(&conn).copied() else { return };
                 let Some(channel) = self.channel(id) else { return };
-                channel.up = true;
-                let Some(qp) = channel.qp else { return };
+                let before = std::mem::replace(&mut channel.up, true);
+                let qp = channel.qp;
+                self.connecting -= u32::from(!before);
+                let Some(qp) = qp else { return };
                 match self.endpoint.as_mut().map(|endpoint| endpoint.established(qp)) {
                     Some(Err(error)) => self.down(id, error.into(), events),
                     _ => events.push(LinkEvent::Up { channel: id, private_data }),

@@ -34,6 +34,8 @@ pub struct HostOptions {
     pub thread: usize,
     /// How long connecting, and each admin command, may take.
     pub timeout: Duration,
+    /// A command without an answer for so long means that its connection is lost; zero = wait for ever.
+    pub io_timeout: Duration,
     /// What to do when the connection is lost; `None` = give up. Commands under way are sent again after a reconnect.
     pub reconnect: Option<Reconnect>,
 }
@@ -73,6 +75,7 @@ impl Default for HostOptions {
             source: None,
             thread: 0,
             timeout: Duration::from_secs(10),
+            io_timeout: Duration::from_secs(30),
             reconnect: None,
         }
     }
