@@ -231,7 +231,7 @@ fn fill(buffer: &mut Buffer, slba: u64, version: impl Fn(u64) -> u64) {
 }
 
 /// A random mixed load against a model, all of it read back at the end.
-fn mixed<P: farside::rdma::Provider>(
+pub(crate) fn mixed<P: farside::rdma::Provider>(
     host: &mut Host<P>,
     seed: u64,
     commands: u64,
