@@ -358,7 +358,11 @@ impl Engine {
                     self.note_deadline(index);
                     return true;
                 }
-                Polled::NoCredit => self.starved.push_back(index),
+                Polled::NoCredit if !qp.starved => {
+                    qp.starved = true;
+                    self.starved.push_back(index);
+                }
+                Polled::NoCredit => {}
             }
             self.note_deadline(index);
         }
@@ -438,6 +442,9 @@ impl Engine {
             return;
         }
         while let Some(index) = self.starved.pop_front() {
+            if let Some(qp) = self.slots.get_mut(index).and_then(|slot| slot.qp.as_mut()) {
+                qp.starved = false;
+            }
             self.make_ready(index);
         }
     }

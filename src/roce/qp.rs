@@ -27,6 +27,8 @@ pub(super) struct QueuePair {
     responder: Responder,
     /// In the engine's list of queue pairs with something to send.
     pub(super) queued: bool,
+    /// In the engine's list of queue pairs that wait for receive credit.
+    pub(super) starved: bool,
     /// The earliest entry of this queue pair in the engine's timers.
     pub(super) timer_at: Option<Duration>,
     /// A request of the peer came.
@@ -60,6 +62,7 @@ impl QueuePair {
             requester: Requester::new(send),
             responder: Responder::default(),
             queued: false,
+            starved: false,
             timer_at: None,
             heard: false,
         }

@@ -543,6 +543,16 @@ impl Endpoint for SoftEndpoint {
     }
 }
 
+impl Drop for SoftEndpoint {
+    /// Tells the peers, and the log what became of the packets.
+    fn drop(&mut self) {
+        for slot in 0..self.qps.len() {
+            self.unlink(QpId(slot as u32), &[]);
+        }
+        tracing::debug!(address = %self.device.address, counters = ?self.engine.counters(), drops = ?self.drops, "closed");
+    }
+}
+
 /// The limits, which are the same for every address.
 pub(super) const fn caps() -> Caps {
     Caps {
