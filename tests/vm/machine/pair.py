@@ -38,20 +38,21 @@ class Pair:
         return self.provider != "nvmet"
 
     def boot(self) -> None:
-        """Boots both guests at once."""
+        """Boots both guests at once. The near one is the connecting end of the cable: only that end finds the other
+        again after a reboot, as QEMU's listening end goes on listening."""
         port = _free_port()
-        self.near = self._guest("near", [SCRATCH_SIZE, POWER_SIZE], Cable(port, 0))
-        self.far = self._guest("far", [SCRATCH_SIZE], Cable(port, 1))
-        self.near.begin()
-        time.sleep(0.5)  # the listening end of the cable comes first
+        self.near = self._guest("near", [SCRATCH_SIZE, POWER_SIZE], Cable(port, 1))
+        self.far = self._guest("far", [SCRATCH_SIZE], Cable(port, 0))
         self.far.begin()
+        time.sleep(2)  # the listening end of the cable comes first
+        self.near.begin()
         for guest, address in ((self.near, NEAR), (self.far, FAR)):
             guest.wait_ready()
             self.call(guest, "up", 60, provider=self.provider, address=address)
         self.call(self.far, "reach", 60, address=NEAR)
 
     def reboot(self, guest: Guest) -> None:
-        """Power comes back: the same disks, a new boot. The other end of the cable listens again or reconnects."""
+        """Power comes back: the same disks, a new boot. Only for the near guest, see `boot`."""
         guest.begin()
         guest.wait_ready()
         self.call(guest, "up", 60, provider=self.provider, address=NEAR if guest is self.near else FAR)
