@@ -50,7 +50,7 @@ def make_file_system() -> str:
 
 
 def run_fio() -> str:
-    done = fio("demo", filename=MOUNT / "data", rw="randrw", bs="4k", size=64 * MIB, iodepth=32, verify="crc32c")
+    done = fio("demo", filename=MOUNT / "data", rw="randrw", bs="8k", size=32 * MIB, iodepth=32, verify="crc32c")
     written, read = done.bytes("write"), done.bytes("read")
     return f"fio wrote {written >> 20} MiB and read {read >> 20} MiB; every block had the checksum it was written with"
 
