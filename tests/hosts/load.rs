@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farside::backend::{self, BackendSpec, Memory, Null, Source};
+use farside::backend::{self, BackendSpec, Null, Source};
 use farside::host::bench::{self, BenchOptions, Pattern, Progress};
 use farside::host::{
     Command, Done, Host, HostError, HostErrorKind, HostOptions, IoFailure, Op, Reconnect, discover, wire,
@@ -456,5 +456,4 @@ pub(crate) fn errors_of_the_disk_reach_the_host_that_asked<R: Rig>() {
     }
     host.write_at(&disk, 0, &[1; 512]).expect("the disk is well again");
     bystander.check();
-    let _ = Memory::new(512);
 }

@@ -1,11 +1,14 @@
 //! Faults that only the in-process provider can be ordered to have, and what exists on it afterwards.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use farside::host::bench::{self, BenchOptions, Pattern, Progress};
 use farside::host::raw::RawQueue;
 use farside::host::wire;
 use farside::host::{Host, HostEvent, HostOptions, Reconnect};
-use farside::rdma::local::{Local, LocalOptions, WorkKind};
+use farside::rdma::local::{LocalOptions, WorkKind};
+use farside::target::Options;
 
 use crate::rig::{LIMIT, LocalRig, NQN, Rig, Setup, settles, small, until};
 
@@ -269,6 +272,40 @@ fn cut_cable_is_noticed_by_both_ends_and_no_write_is_lost() {
     settles(&setup.rig.local, "cut connections", |counters| counters.queue_pairs <= 6);
 }
 
+/// `cargo test --release --test hosts null_nic -- --ignored --nocapture`
+#[test]
+#[ignore = "a figure, not a check: what target and host cost over the null NIC, one thread each"]
+fn null_nic_figures() {
+    let rig = LocalRig::new();
+    let null = rig.local.with(LocalOptions { copied_transfers: 64, ..LocalOptions::default() });
+    let setup = Setup::over(rig, Options { reactors: 1, ..small() }, null.clone());
+    for (word, depth, in_capsule) in
+        [("randread", 1, 0), ("randread", 32, 0), ("randwrite", 32, 4096), ("randwrite", 32, 0)]
+    {
+        let bench = BenchOptions {
+            pattern: Pattern::parse(word, 0).expect("a word of fio's"),
+            iodepth: depth,
+            runtime: Duration::from_secs(2),
+            nsid: 3,
+            ..BenchOptions::default()
+        };
+        let options = HostOptions { in_capsule, ..HostOptions::default() };
+        let provider = Arc::new(null.clone());
+        let before = null.counters();
+        let report = bench::run(provider, setup.rig.address(), NQN, &options, &bench, &Progress::default());
+        let report = report.expect("a report");
+        let (after, operations) = (null.counters(), report.reads.operations + report.writes.operations);
+        println!(
+            "{word} 4 KiB, depth {depth}, {in_capsule} B in the capsule: {:.0} IOPS, {} ns of processor per operation, \
+             {:.2} completions and {:.2} doorbells per operation, both ends",
+            report.iops(),
+            report.cpu_per_operation().as_nanos(),
+            (after.completions - before.completions) as f64 / operations as f64,
+            (after.doorbells - before.doorbells) as f64 / operations as f64,
+        );
+    }
+}
+
 #[test]
 fn shutdown_under_load_ends_in_time() {
     let mut setup = LocalSetup::start();
@@ -290,5 +327,4 @@ fn shutdown_under_load_ends_in_time() {
     setup.target.take().expect("running").shutdown();
     assert!(started.elapsed() < Duration::from_secs(6), "shutdown took {:?}", started.elapsed());
     released.join().expect("released");
-    let _ = Local::new();
 }

@@ -107,6 +107,7 @@ impl LocalEndpoint {
             receives: 0,
             reads: 0,
             depth: 0,
+            transfers: 0,
             dirty: false,
             peer: None,
             link: None,
@@ -171,10 +172,12 @@ impl LocalEndpoint {
             let step = if link.lost.load(Ordering::Acquire) || theirs.peer_phase(peer_qp, link.id) != Phase::Ready {
                 Step::Failed(WcStatus::RetryExceeded)
             } else {
-                let ends = Ends { fabric: &self.fabric, options: &self.options, link, peer_qp };
+                let copies = own.transfers < self.options.copied_transfers;
+                let ends = Ends { fabric: &self.fabric, options: &self.options, link, peer_qp, copies };
                 ends.carry_out(work, own.reads, read_limit, &mut mine, &mut theirs)
             };
             let read = matches!(work.wr.op, SendOp::RdmaRead { .. });
+            let rdma = read || matches!(work.wr.op, SendOp::RdmaWrite { .. });
             match step {
                 Step::Wait => {
                     mine.counters.rnr_waits += u64::from(!work.waited);
@@ -190,6 +193,7 @@ impl LocalEndpoint {
                     own.queue.pop_front();
                     own.flushed -= 1;
                     own.silent += 1;
+                    own.transfers += u64::from(rdma);
                     if signaled {
                         let completion =
                             Completion { tag, status: WcStatus::Success, byte_len: 0, qp, invalidated: None };

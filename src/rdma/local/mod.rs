@@ -3,7 +3,7 @@
 //! What it is for: tests of the target and of the host, where it is strict about everything a device may be strict about
 //! (keys, bounds, access, receive lengths, send queue space, READ depth) and can be told to misbehave ([`Faults`]); and
 //! benchmarks of what stands above the boundary, where it is the "null NIC": a work request takes effect while it is handed
-//! over, so what remains is the cost of the code above ([`LocalOptions::copy_payload`] takes the copying out too). What it
+//! over, so what remains is the cost of the code above ([`LocalOptions::copied_transfers`] takes the copying out too). What it
 //! is not: a model of time. Nothing is lost, reordered or late unless a test asks for it.
 //!
 //! Addresses are names: `listen` and `resolve` meet when IP and port agree, or when the listener's IP is the wildcard.
@@ -55,8 +55,9 @@ pub struct LocalOptions {
     pub pad_private_data: Option<usize>,
     /// `arm` asks for solicited completions only, as the Linux host does: what the peer did not mark, wakes nobody.
     pub solicited_only: bool,
-    /// RDMA READ and WRITE copy their bytes. Without it all checks stay, for benchmarks.
-    pub copy_payload: bool,
+    /// So many RDMA READs and WRITEs of each queue pair copy their bytes; those after them only pass all checks. For benchmarks:
+    /// 64 are enough for a host to connect and identify.
+    pub copied_transfers: u64,
 }
 
 impl Default for LocalOptions {
@@ -76,7 +77,7 @@ impl Default for LocalOptions {
             },
             pad_private_data: None,
             solicited_only: false,
-            copy_payload: true,
+            copied_transfers: u64::MAX,
         }
     }
 }

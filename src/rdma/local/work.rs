@@ -44,6 +44,8 @@ pub(super) struct OwnQp {
     pub(super) reads: u32,
     /// RDMA READs that we asked for.
     pub(super) depth: u32,
+    /// RDMA READs and WRITEs done.
+    pub(super) transfers: u64,
     pub(super) dirty: bool,
     pub(super) peer: Option<Peer>,
     pub(super) link: Option<Arc<Link>>,
@@ -99,6 +101,8 @@ pub(super) struct Ends<'a> {
     pub(super) options: &'a LocalOptions,
     pub(super) link: &'a Link,
     pub(super) peer_qp: QpId,
+    /// RDMA READ and WRITE copy their bytes.
+    pub(super) copies: bool,
 }
 
 impl Ends<'_> {
@@ -156,7 +160,7 @@ impl Ends<'_> {
             memory::copy(from.head(from.len() / 2), to);
             return self.lose();
         }
-        if self.options.copy_payload {
+        if self.copies {
             memory::copy(from, to);
         }
         mine.counters.rdma_bytes += from.len() as u64;
