@@ -41,7 +41,9 @@ unit: toolchain libraries
 
 # Target and host of ours over real sockets, as a user meets them.
 demo-test: build
+	cargo build --example appliance --locked
 	sh tests/demo.sh
+	sh tests/appliance.sh
 
 vm-setup:
 	python3 tests/vm/setup

@@ -98,6 +98,8 @@ class FarsideTarget:
         self.options = replace(options or Options())
         self.options.values = {"provider": provider} | self.options.values
         self.folder = folder
+        #: further arguments of `farside serve`
+        self.arguments: list[str] = []
         self.process: subprocess.Popen | None = None
         self.logs: list[Path] = []
 
@@ -112,7 +114,7 @@ class FarsideTarget:
     def start(self, timeout=30.0) -> None:
         config = self.folder / f"target-{len(self.logs)}.toml"
         config.write_text(self.config())
-        self.launch("serve", "--config", config)
+        self.launch("serve", "--config", config, *self.arguments)
         self.wait_serving(timeout)
 
     def launch(self, *argv, user: int | None = None) -> None:

@@ -20,13 +20,18 @@ def sessions(options) -> list[dict]:
         for case in CASES.values():
             if not case.in_list(wanted) or not _selected(case, options.k):
                 continue
-            for provider in options.provider or ["verbs"]:
+            for provider in options.provider or _providers(series, case):
                 if provider in case.providers:
                     by_boot.setdefault((case.guests, case.append), []).append((case, provider))
         for (guests, append), work in sorted(by_boot.items(), key=lambda item: item[0]):
             work.sort(key=lambda pair: PROVIDERS.index(pair[1]))
             groups.append({"series": series, "guests": guests, "append": append, "work": work})
     return groups
+
+
+def _providers(series: str, case) -> list[str]:
+    """Without a wish: verbs everywhere, and the short list on the software provider on the main kernel."""
+    return ["verbs", "soft"] if series == MAIN_KERNEL and case.list == "smoke" else ["verbs"]
 
 
 def _selected(case, words) -> bool:
