@@ -59,7 +59,8 @@ class Mapped:
 def _served(lab, mapped: Mapped, **connect):
     good = lab.namespace(2, 32 * MIB)
     subsystem = Subsystem(NQN + "disk1", [Namespace(1, "device", mapped.device, mapped.size), good])
-    target = lab.serve(subsystem)
+    # one more subsystem, so that a new connect can be tried: the tools refuse a second one to the first
+    target = lab.serve(subsystem, Subsystem(NQN + "disk2", [lab.namespace(1, 32 * MIB)]))
     controller = lab.connect(target, **connect)
     # the mapper disk can only be removed once the target has let go of it
     lab.undo(target.stop)
@@ -83,7 +84,8 @@ def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
     time.sleep(15)
     equal("state of the controller after three keep-alive periods", controller.state, "live")
     fio("other", filename=controller.disk(2), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
-    second = nvmecli.connect(target.subsystems[0].nqn, target.address, duplicate_connect=True)
+    second = lab.connect(target, 1)
+    fio("new", filename=second.disk(), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
     second.disconnect()
     while time.monotonic() - begun < 60:
         time.sleep(1)
