@@ -30,6 +30,7 @@ ALLOWED_EVERYWHERE = (
     (r"nvme\d*n?\d*: rescanning namespaces", "the host read its namespace list"),
     (r"Removing ctrl: NQN", "a disconnect that was asked for"),
     (r"new ctrl: NQN", "a connect that was asked for"),
+    (r"block device autoloading is deprecated", "udev opened the node of a disk that was just disconnected"),
     (r"nvme\d+n\d+: no available path - failing I/O", "udev still read the disk when it was disconnected"),
     (r"Buffer I/O error on dev nvme\d+n\d+, .*async page read", "udev still read the disk when it was disconnected"),
 )
