@@ -343,7 +343,7 @@ fn missing(section: &Section<'_, '_>, key: &str, remedy: &str, problems: &mut Pr
 }
 
 /// Notes a value, or the problem that it was there before.
-fn unique<K: std::hash::Hash + Eq, T>(
+fn unique<K: std::hash::Hash + Eq, T: std::fmt::Debug>(
     seen: &mut HashMap<K, usize>,
     key: K,
     place: &At<T>,
@@ -352,7 +352,7 @@ fn unique<K: std::hash::Hash + Eq, T>(
     problems: &mut Problems<'_>,
 ) {
     if seen.insert(key, place.at).is_some() {
-        problems.add(place.at, name, "is there twice", remedy);
+        problems.add(place.at, name, format!("{:?} is there twice", place.value), remedy);
     }
 }
 

@@ -109,7 +109,7 @@ queue_depth = 1025
         "f.toml:9: subsystem.namespace.memory: is of the wrong type",
         "f.toml:10: subsystem.namespace: there is none",
         "f.toml:11: subsystem.nqn: \"testnqn\"",
-        "f.toml:11: subsystem.nqn: is there twice",
+        "f.toml:11: subsystem.nqn: \"testnqn\" is there twice",
         "f.toml:12: listener: is of the wrong type (table); give tables: [[listener]]",
         "f.toml:15: options.queue_depth: is out of range; give a number from 2 to 1024",
     ];
@@ -178,7 +178,7 @@ fn identifiers_are_checked_and_unique_across_subsystems() {
     }
     assert!(Config::parse(&(one("a", "nsid = 2\nnull = \"1G\"") + &one("b", "nsid = 2\nnull = \"1G\"")), "f").is_ok());
     let twice = with_namespace("nsid = 2\nnull = \"1G\"\n[[subsystem.namespace]]\nnull = \"1G\"");
-    assert!(twice[0].contains("nsid: is there twice"), "{twice:?}");
+    assert!(twice[0].contains("nsid: 2 is there twice"), "{twice:?}");
     for nsid in ["0", "1025", "0xFFFFFFFF", "0xFFFFFFFE", "-1"] {
         assert!(with_namespace(&format!("null = \"1G\"\nnsid = {nsid}"))[0].contains("out of range"));
     }
