@@ -25,7 +25,7 @@ def each_on_a_disk_of_its_own(pair, near_disk: str, far_disk: str, size: int, se
         equal(f"bytes that fio moved in guest {guest.name}", (moved["write"], moved["read"]), (size, size))
 
 
-@case(guests=2, providers=PAIRED, timeout=400)
+@case(list="all", guests=2, providers=PAIRED, timeout=400)
 def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
@@ -45,7 +45,7 @@ def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
           sums, {pair.call(pair.near, "backing_sha256", 60)})  # fmt: skip
 
 
-@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
@@ -68,7 +68,7 @@ def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
         at_least(f"bytes verified in guest {guest.name}", moved["read"], size)
 
 
-@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     """The far guest dies in the middle of its writes; two seconds later the near one connects as the same host."""
     size = 24 * MIB
@@ -137,7 +137,7 @@ def _power_loss(pair, mode: str) -> dict:
 
 
 def _power_case(mode: str, says: str) -> None:
-    @case(name=f"power_loss_of_the_target_keeps_what_{says}", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+    @case(name=f"power_loss_of_the_target_keeps_what_{says}", list="all", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
     def power(pair):
         found = _power_loss(pair, mode)
         at_least("blocks promised", found["promised"], 200)
