@@ -171,7 +171,7 @@ impl<P: Provider> Reactor<P> {
     fn begin_io(&mut self, at: u32, id: RequestId, command: &Command, capsule: Capsule) -> Result<Next, Status> {
         let queue = &self.queues[at as usize];
         let Some(association) = &queue.association else { return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()) };
-        let fenced = association.fence.is_up() || !queue.fenced.is_empty();
+        let fenced = association.fence.holds(command.nsid);
         self.requests[id].subject = Subject { opcode: command.opcode.0, nsid: command.nsid, lba: 0 };
         let Some(namespace) = self.namespaces.find(association.place, command.nsid) else {
             return Err(nvme::io::no_namespace());

@@ -262,13 +262,13 @@ impl<P: Provider> Reactor<P> {
     /// A request whose queue is gone: its backend is done with it.
     fn release_orphan(&mut self, id: RequestId, now: Duration) {
         let request = &self.requests[id];
-        let (at, changes_media) = (request.queue, request.changes_media);
+        let (at, changes_media, nsid) = (request.queue, request.changes_media, request.subject.nsid);
         self.return_buffers(id);
         self.requests.release(id);
         // A target that stops does not wait for a backend that never answers: its queue may be gone.
         let Some(queue) = self.queues.get(at as usize) else { return };
         if changes_media && let Some(association) = &queue.association {
-            association.fence.lower();
+            association.fence.lower(nsid);
         }
         if queue.life == Life::Draining {
             self.forget_if_empty(at, now);

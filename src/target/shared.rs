@@ -48,21 +48,39 @@ impl Activity {
 }
 
 /// Writes of a host whose connection is gone and whose backend has not answered. While there are any, I/O commands of that
-/// host's next association wait: nothing of the old life may land after something of the new one.
+/// host's next association on the same namespace wait: nothing of the old life may land after something of the new one.
+///
+/// The count is what every command looks at; the namespaces behind it only while it is not zero.
 #[derive(Debug, Default)]
-pub(crate) struct Fence(AtomicUsize);
+pub(crate) struct Fence {
+    raised: AtomicUsize,
+    namespaces: Mutex<HashMap<u32, usize>>,
+}
 
 impl Fence {
-    pub(crate) fn raise(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+    pub(crate) fn raise(&self, nsid: u32) {
+        *self.held().entry(nsid).or_default() += 1;
+        self.raised.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn lower(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+    pub(crate) fn lower(&self, nsid: u32) {
+        if let Some(count) = self.held().get_mut(&nsid) {
+            *count = count.saturating_sub(1);
+        }
+        self.raised.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+        self.raised.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether commands on this namespace have to wait.
+    pub(crate) fn holds(&self, nsid: u32) -> bool {
+        self.is_up() && self.held().get(&nsid).is_some_and(|count| *count > 0)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
+        self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -7,6 +7,7 @@
 //! 3. When the last orphan is answered the queue is forgotten and the registry is told: only then is the controller's queue
 //!    closed, a reset complete, the association over.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvme::completion::Completion;
@@ -70,7 +71,7 @@ impl<P: Provider> Reactor<P> {
                     if request.changes_media
                         && let Some(association) = &self.queues[at as usize].association
                     {
-                        association.fence.raise();
+                        association.fence.raise(request.subject.nsid);
                     }
                 }
                 State::ReadingFromHost | State::Responding | State::Orphan | State::Free => {}
@@ -282,21 +283,21 @@ impl<P: Provider> Reactor<P> {
         self.finish(id, reply.completion(aborted), now);
     }
 
-    /// Commands that waited for a host's earlier writes go on when those are answered.
+    /// Commands that waited for a host's earlier writes to their namespace go on when those are answered.
     pub(crate) fn serve_fences(&mut self, now: Duration) {
-        let open: Vec<u32> = self
-            .queues
-            .iter()
-            .filter(|(_, queue)| {
-                !queue.fenced.is_empty()
-                    && queue.association.as_ref().is_none_or(|association| !association.fence.is_up())
-            })
-            .map(|(at, _)| at as u32)
-            .collect();
-        for at in open {
-            let waiting = std::mem::take(&mut self.queues[at as usize].fenced);
-            self.fenced_queues -= 1;
-            for id in waiting {
+        let waiting: Vec<u32> =
+            self.queues.iter().filter(|(_, queue)| !queue.fenced.is_empty()).map(|(at, _)| at as u32).collect();
+        for at in waiting {
+            let queue = &mut self.queues[at as usize];
+            let Some(fence) = queue.association.as_ref().map(|association| association.fence.clone()) else { continue };
+            let (held, free): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut queue.fenced)
+                .into_iter()
+                .partition(|id| fence.holds(self.requests[*id].subject.nsid));
+            if held.is_empty() {
+                self.fenced_queues -= 1;
+            }
+            queue.fenced = held;
+            for id in free {
                 if self.requests[id].state == State::Fenced {
                     self.acquire(id, now);
                 }

@@ -61,7 +61,7 @@ def second_device(lab) -> str:
     return "192.168.80.1"
 
 
-@case(providers=("verbs",), timeout=240, allow=RECONNECT)
+@case(list="all", providers=("verbs",), timeout=240, allow=RECONNECT)
 def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     """Deleting rxe2 waits until every process has let go of it: the target must, and must go on serving rxe0."""
     other = second_device(lab)
