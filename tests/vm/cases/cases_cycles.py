@@ -1,7 +1,9 @@
 """Connect, reset and disconnect many times: quick each time, and everything that was taken is given back."""
 
 import json
+import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from cases.allow import RESET
@@ -14,6 +16,18 @@ CYCLE_SECONDS = 3.0
 RSS_SLACK = 3 * MIB
 
 
+def _descriptors(pid: int) -> dict[str, int]:
+    """What the process has open, by kind: a difference names what was not given back."""
+    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return dict(Counter(sorted(link.split(":[")[0] for link in links)))
+
+
+def _threads(pid: int) -> list[str]:
+    """Its threads by name, without io_uring's workers: the kernel starts them as it likes and ends them when they idle."""
+    names = [(entry / "comm").read_text().strip() for entry in Path(f"/proc/{pid}/task").iterdir()]
+    return sorted(name for name in names if not name.startswith("iou-wrk"))
+
+
 class Usage:
     """What a target holds: descriptors, RDMA objects, memory. nvmet has no process: only the objects count there."""
 
@@ -21,12 +35,14 @@ class Usage:
         self.pid = getattr(target, "process", None) and target.pid
         self.objects = {}
         kinds = ("qp", "cq", "mr", "pd", "cm_id") if self.pid else ("qp", "mr", "cm_id")  # the kernel pools its CQs
+        # what the tool calls a pid is the thread that made the object
+        tasks = {int(task.name) for task in Path(f"/proc/{self.pid}/task").iterdir()} if self.pid else set()
         for kind in kinds:
             entries = json.loads(sh("rdma", "-j", "resource", "show", kind) or "[]")
-            self.objects[kind] = sum(1 for e in entries if not self.pid or e.get("pid") == self.pid)
+            self.objects[kind] = sum(1 for e in entries if not self.pid or e.get("pid") in tasks)
         if self.pid:
-            self.descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
-            self.threads = len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+            self.descriptors = _descriptors(self.pid)
+            self.threads = _threads(self.pid)
             status = Path(f"/proc/{self.pid}/status").read_text()
             self.rss = int(status.split("VmRSS:")[1].split()[0]) * 1024
 
@@ -109,10 +125,15 @@ def two_hundred_connects_give_everything_back(lab):
 def eight_controllers_of_one_host_work_at_once(lab):
     subsystems = [Subsystem(f"{NQN}disk{n}", [lab.namespace(size=16 * MIB)]) for n in range(8)]
     target = lab.serve(*subsystems)
+    for n in range(2):  # each reactor opens the device with its first queue, and keeps it
+        lab.connect(target, n, io_queues=2).disconnect()
+    time.sleep(1)
     before = Usage(target)
     controllers = [lab.connect(target, n, io_queues=2, nr_write_queues=2) for n in range(8)]
     disks = [c.disk() for c in controllers]
     equal("disks", len(set(disks)), 8)
+    if lab.provider != "soft":
+        equal("queue pairs in use", Usage(target).objects["qp"] - before.objects["qp"], 8 * 5)
     for controller in controllers:
         equal(f"queues of {controller.name}", controller.attribute("queue_count"), "5")
     done = fio(

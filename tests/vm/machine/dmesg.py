@@ -22,6 +22,7 @@ ALLOWED_ALWAYS = (
     (r"perf: interrupt took too long", "software emulation is slow"),
     (r"workqueue: \S+ hogged CPU", "software emulation is slow"),
     (r"sched: DL replenish lagged", "software emulation is slow"),
+    (r"device-mapper: core: CONFIG_IMA_DISABLE_HTABLE is disabled", "the module says so once, when it is loaded"),
     (r"\d+ callbacks suppressed", "the kernel limits the rate of a message that it counts here"),
     (r"rcu: INFO: rcu_.* detected expedited stalls.*\b0 jiffies", "no stall at all"),
 )
