@@ -107,6 +107,7 @@ pub(crate) struct SetFeatures {
 /// Get Features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GetFeatures {
+    pub(crate) nsid: u32,
     /// Feature identifier (FID).
     pub(crate) fid: u8,
     pub(crate) select: Select,
@@ -196,7 +197,7 @@ impl GetFeatures {
             3 => Select::Capabilities,
             _ => return Err(Refused::invalid_field(location::CDW10 + 1)),
         };
-        Ok(Self { fid, select, value: command.cdw11 })
+        Ok(Self { nsid: command.nsid, fid, select, value: command.cdw11 })
     }
 }
 
@@ -249,7 +250,7 @@ mod tests {
         );
         assert_eq!(
             AdminCommand::parse(&command(10, 0, 0, [0x0000_0307, 0, 0, 0, 0, 0])),
-            Ok(AdminCommand::GetFeatures(GetFeatures { fid: 7, select: Select::Capabilities, value: 0 }))
+            Ok(AdminCommand::GetFeatures(GetFeatures { nsid: 0, fid: 7, select: Select::Capabilities, value: 0 }))
         );
         assert_eq!(
             AdminCommand::parse(&command(8, 0, 0, [0xabcd_0003, 0, 0, 0, 0, 0])),

@@ -26,6 +26,7 @@ pub(crate) mod fid {
     pub(crate) const HOST_BEHAVIOR: u8 = 0x16;
     pub(crate) const IO_COMMAND_SET_PROFILE: u8 = 0x19;
     pub(crate) const HOST_IDENTIFIER: u8 = 0x81;
+    pub(crate) const WRITE_PROTECTION: u8 = 0x84;
 }
 
 /// Bytes of the Host Behavior Support data structure.
@@ -42,7 +43,7 @@ const fn entry(fid: u8, changeable: bool, discovery: bool) -> Entry {
     Entry { fid, changeable, discovery }
 }
 
-const TABLE: [Entry; 12] = [
+const TABLE: [Entry; 13] = [
     entry(fid::ARBITRATION, true, false),
     entry(fid::POWER_MANAGEMENT, true, false),
     entry(fid::TEMPERATURE_THRESHOLD, true, false),
@@ -57,6 +58,8 @@ const TABLE: [Entry; 12] = [
     entry(fid::IO_COMMAND_SET_PROFILE, true, false),
     // On fabrics it comes with Connect.
     entry(fid::HOST_IDENTIFIER, false, false),
+    // Of a namespace, which keeps it: the registry answers.
+    entry(fid::WRITE_PROTECTION, true, false),
 ];
 
 /// The identifiers that a kind of controller has, in order.
@@ -153,7 +156,7 @@ impl Features {
                 }
                 defaults.value(get, context)
             }
-            Select::Capabilities => Ok(FeatureValue::Dword(if entry.changeable { 4 } else { 0 })),
+            Select::Capabilities => Ok(FeatureValue::Dword(if entry.changeable { CHANGEABLE } else { 0 })),
         }
     }
 
@@ -322,6 +325,10 @@ pub(crate) const fn supported_notices(discovery: bool) -> u32 {
     if discovery { DISCOVERY_LOG_NOTICES } else { NAMESPACE_ATTRIBUTE_NOTICES }
 }
 
+/// Capabilities that Get Features tells.
+pub(crate) const NAMESPACE_SPECIFIC: u32 = 1 << 1;
+pub(crate) const CHANGEABLE: u32 = 1 << 2;
+
 /// SMART / health critical warnings of Asynchronous Event Configuration.
 const SMART_EVENTS: u32 = 0x3f;
 
@@ -360,7 +367,7 @@ mod tests {
     }
 
     fn get(f: &Features, fid: u8, select: Select, value: u32) -> Result<u32, u16> {
-        let get = GetFeatures { fid, select, value };
+        let get = GetFeatures { nsid: 0, fid, select, value };
         match f.get(get, &CONTEXT) {
             Ok(FeatureValue::Dword(value)) => Ok(value),
             Ok(FeatureValue::Data(data)) => Ok(u32::try_from(data.len()).unwrap()),
@@ -383,7 +390,7 @@ mod tests {
             0x16 => Some([512, 512, 512, 4]),
             _ => None,
         };
-        for fid in (0..=0xffu8).filter(|&fid| fid != 0x81) {
+        for fid in (0..=0xffu8).filter(|&fid| fid != 0x81 && fid != 0x84) {
             let selects = [Select::Current, Select::Default, Select::Saved, Select::Capabilities];
             for (n, select) in selects.into_iter().enumerate() {
                 let expected = expected(fid).map(|values| values[n]).ok_or(0x02);
@@ -502,7 +509,7 @@ mod tests {
         assert_eq!(identifiers(true).collect::<Vec<_>>(), [0x0b, 0x0f]);
         let f = Features::new(&DISCOVERY, None);
         for fid in 0..=0xffu8 {
-            let get = GetFeatures { fid, select: Select::Current, value: 1 };
+            let get = GetFeatures { nsid: 0, fid, select: Select::Current, value: 1 };
             assert_eq!(f.get(get, &DISCOVERY).is_ok(), [0x0b, 0x0f].contains(&fid));
         }
         assert!(f.notice_enabled(DISCOVERY_LOG_NOTICES));

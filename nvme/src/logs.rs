@@ -207,6 +207,8 @@ pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Ve
         (namespace_commands.compare, io::opcode::COMPARE, 0),
         (namespace_commands.write_zeroes, io::opcode::WRITE_ZEROES, CONTENT_CHANGE),
         (namespace_commands.deallocate, io::opcode::DATASET_MANAGEMENT, CONTENT_CHANGE),
+        (namespace_commands.verify, io::opcode::VERIFY, 0),
+        (namespace_commands.copy, io::opcode::COPY, CONTENT_CHANGE),
     ];
     let optional =
         optional.into_iter().filter(|(supported, ..)| *supported).map(|(_, opcode, effects)| (opcode, effects));
@@ -227,11 +229,14 @@ pub(crate) struct NamespaceCommands {
     pub(crate) compare: bool,
     pub(crate) write_zeroes: bool,
     pub(crate) deallocate: bool,
+    pub(crate) verify: bool,
+    pub(crate) copy: bool,
 }
 
 /// Feature identifiers supported and effects (LID 12h).
 pub(crate) fn feature_effects_page(discovery: bool) -> Vec<u8> {
-    let features = features::identifiers(discovery).map(|fid| (usize::from(fid), SUPPORTED | SCOPE_CONTROLLER));
+    let scope = |fid| if fid == features::fid::WRITE_PROTECTION { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
+    let features = features::identifiers(discovery).map(|fid| (usize::from(fid), SUPPORTED | scope(fid)));
     dword_table(256, features)
 }
 
@@ -254,6 +259,7 @@ fn dword_table(len: usize, entries: impl IntoIterator<Item = (usize, u32)>) -> V
 const TRTYPE_RDMA: u8 = 1;
 const SUPPORTED: u32 = 1;
 const CONTENT_CHANGE: u32 = 1 << 1;
+const SCOPE_NAMESPACE: u32 = 1 << 20;
 const SCOPE_CONTROLLER: u32 = 1 << 21;
 
 #[cfg(test)]
@@ -330,14 +336,14 @@ mod tests {
 
     #[test]
     fn effects_list_what_is_served() {
-        let all = NamespaceCommands { compare: true, write_zeroes: true, deallocate: true };
+        let all = NamespaceCommands { compare: true, write_zeroes: true, deallocate: true, verify: true, copy: true };
         let page = command_effects_page(&all);
         assert_eq!(page.len(), 4096);
         let at = |n: usize| u32::from_le_bytes(page[n * 4..n * 4 + 4].try_into().unwrap());
         let admin: Vec<usize> = (0..256).filter(|&n| at(n) != 0).collect();
         assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18]);
         let io: Vec<usize> = (0..256).filter(|&n| at(256 + n) != 0).collect();
-        assert_eq!(io, [0, 1, 2, 5, 8, 9]);
+        assert_eq!(io, [0, 1, 2, 5, 8, 9, 0x0c, 0x19]);
         assert_eq!(at(257), 3, "write changes content");
         assert_eq!(at(258), 1);
         let none = command_effects_page(&NamespaceCommands::default());

@@ -117,9 +117,10 @@ codes! {
     CONNECT_INCOMPATIBLE_FORMAT = 0x180, "Connect Incompatible Format";
     CONNECT_CONTROLLER_BUSY = 0x181, "Connect Controller Busy";
     CONNECT_INVALID_PARAMETERS = 0x182, "Connect Invalid Parameters";
-    CONNECT_RESTART_DISCOVERY = 0x183, "Connect Restart Discovery";
+    COMMAND_SIZE_LIMIT_EXCEEDED = 0x183, "Connect Restart Discovery; of an I/O command: Command Size Limit Exceeded";
     CONNECT_INVALID_HOST = 0x184, "Connect Invalid Host";
     INVALID_QUEUE_TYPE = 0x185, "Invalid Queue Type";
+    OVERLAPPING_IO_RANGE = 0x187, "Overlapping I/O Range";
     DISCOVER_RESTART = 0x190, "Discover Restart";
     WRITE_FAULT = 0x280, "Write Fault";
     UNRECOVERED_READ_ERROR = 0x281, "Unrecovered Read Error";

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::control::ControlThread;
 use super::namespace::{IoCounters, Published};
+use super::operate::Running;
 use super::options::Options;
 use super::reactor::{Reactor, open_ring};
 use super::shared::{ControlMessage, Shared};
@@ -37,7 +38,7 @@ pub struct TargetError {
 }
 
 impl TargetError {
-    fn new(object: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
+    pub(super) fn new(object: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
         Self { object: object.into(), reason: reason.to_string(), remedy: remedy.into() }
     }
 }
@@ -173,6 +174,7 @@ pub struct TargetBuilder {
 pub struct Target {
     served: Served,
     counters: Box<dyn Fn() -> Counters + Send + Sync>,
+    pub(super) running: Box<dyn Running>,
     stop: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -260,7 +262,7 @@ impl TargetBuilder {
             max_io_queue_entries: options.queue_depth as u16,
             admin_queue_entries: options.admin_queue_depth as u16,
             in_capsule_data_size: options.in_capsule_data as u16,
-            mdts_bytes: options.mdts,
+            io_limits: options.io_limits(),
             keep_alive_granularity: options.keep_alive_granularity,
             cntlids: options.cntlid.0..=options.cntlid.1,
             identify_overrides: self.identify_overrides.clone(),
@@ -306,6 +308,8 @@ impl TargetBuilder {
                 .add_listener(listener)
                 .map_err(|error| TargetError::new(format!("listener {address}"), error, ""))?;
         }
+        // Reactors are made with all of this: there is nothing to tell them.
+        while registry.poll_event().is_some() {}
         Ok(Built { registry, published, served })
     }
 
@@ -370,8 +374,9 @@ impl TargetBuilder {
             reactors: options.reactors,
             remarks,
         };
+        let running = Box::new(Arc::clone(&shared));
         let counters = Box::new(move || count(&shared));
-        Ok(Target { served, counters, stop: Some(Box::new(move || threads.stop())) })
+        Ok(Target { served, counters, running, stop: Some(Box::new(move || threads.stop())) })
     }
 }
 
@@ -541,6 +546,8 @@ fn namespace_config(nqn: &str, spec: &NamespaceSpec, info: &BackendInfo) -> Resu
         deallocated_reads_zero: info.abilities.deallocated_reads_zero,
         write_zeroes: info.abilities.write_zeroes,
         compare: true,
+        verify: true,
+        copy: true,
         read_only: spec.read_only || info.read_only,
     })
 }

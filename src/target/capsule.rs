@@ -4,13 +4,15 @@
 use std::time::Duration;
 
 use nvme::command::Command;
+use nvme::command::{Fuse, Transfer};
 use nvme::completion::Completion;
-use nvme::io::{IoCommand, IoLimits};
+use nvme::io::IoCommand;
 use nvme::registry::CommandError;
 use nvme::sgl::{self, Sgl};
 use nvme::status::Status;
 use tracing::{debug, warn};
 
+use super::fused::Pairing;
 use super::memory::{Home, SlotId};
 use super::namespace::IoCounters;
 use super::queue::{CloseReason, Life};
@@ -21,12 +23,9 @@ use crate::rdma::{Completion as WorkCompletion, Provider, WcStatus};
 /// Bytes of the Connect command's data.
 const CONNECT_DATA: u32 = 1024;
 
-/// Bytes of one Dataset Management range.
-const RANGE: u32 = 16;
-
 /// Where a capsule's in-capsule data are: the slot's page, and how many bytes of it arrived.
 #[derive(Clone, Copy, Debug)]
-struct Capsule {
+pub(crate) struct Capsule {
     slot: SlotId,
     arrived: u32,
 }
@@ -165,50 +164,78 @@ impl<P: Provider> Reactor<P> {
             let action = self.shared.with_control(|control| control.registry.io_fabrics(ctrl, qid, &command, now));
             return self.apply(at, id, command, action, capsule);
         }
+        if command.fuse != Fuse::Normal || queue.pairing != Pairing::None {
+            return self.begin_fused(at, id, &command, capsule, now);
+        }
         self.begin_io(at, id, &command, capsule)
     }
 
-    fn begin_io(&mut self, at: u32, id: RequestId, command: &Command, capsule: Capsule) -> Result<Next, Status> {
+    pub(crate) fn begin_io(
+        &mut self,
+        at: u32,
+        id: RequestId,
+        command: &Command,
+        capsule: Capsule,
+    ) -> Result<Next, Status> {
+        self.prepare_io(at, id, command, capsule)?;
+        Ok(self.fence_or_acquire(at, id))
+    }
+
+    /// Checks an I/O command and maps its data.
+    pub(crate) fn prepare_io(
+        &mut self,
+        at: u32,
+        id: RequestId,
+        command: &Command,
+        capsule: Capsule,
+    ) -> Result<(), Status> {
         let queue = &self.queues[at as usize];
         let Some(association) = &queue.association else { return Err(Status::COMMAND_SEQUENCE_ERROR.dnr()) };
-        let fenced = association.fence.holds(command.nsid);
         self.requests[id].subject = Subject { opcode: command.opcode.0, nsid: command.nsid, lba: 0 };
-        let Some(namespace) = self.namespaces.find(association.place, command.nsid) else {
+        let Some(at) = self.namespaces.find(association.place, command.nsid) else {
             return Err(nvme::io::no_namespace());
         };
-        let view = &self.namespaces[namespace].view;
-        let limits = IoLimits { mdts_bytes: self.shared.options.mdts };
-        let io = nvme::io::check(command, view, &limits)?;
-        let (direction, len, changes_media) = match &io {
-            IoCommand::Read { .. } => (Direction::ToHost, io.data_len(view), false),
-            IoCommand::Write { .. } => (Direction::FromHost, io.data_len(view), true),
-            IoCommand::Compare { .. } => (Direction::FromHost, io.data_len(view), false),
-            IoCommand::Deallocate { ranges } => (Direction::FromHost, u32::from(*ranges) * RANGE, true),
-            IoCommand::WriteZeroes { .. } => (Direction::None, 0, true),
-            _ => (Direction::None, 0, false),
+        let namespace = &self.namespaces[at];
+        let (view, epoch) = (&namespace.view, namespace.epoch);
+        let io = nvme::io::check(command, view, &self.shared.io_limits)?;
+        let direction = match io.direction() {
+            Transfer::ToHost => Direction::ToHost,
+            Transfer::FromHost => Direction::FromHost,
+            Transfer::None | Transfer::Both => Direction::None,
         };
-        let lba = match io {
-            IoCommand::Read { slba, .. }
-            | IoCommand::Write { slba, .. }
-            | IoCommand::Compare { slba, .. }
-            | IoCommand::WriteZeroes { slba, .. } => slba,
+        let len = io.data_len(view);
+        let scratch_len = match io {
+            IoCommand::Compare { .. } => len,
+            IoCommand::Verify { blocks, .. } => blocks << view.block_shift,
+            IoCommand::Copy { .. } => self.shared.options.mdts,
             _ => 0,
         };
-        self.requests[id].subject.lba = lba;
-        self.map(id, &command.sgl, direction, len, capsule)?;
         let request = &mut self.requests[id];
-        request.job = Job::Io { namespace, command: io };
-        request.changes_media = changes_media;
-        if fenced {
-            request.state = State::Fenced;
-            let queue = &mut self.queues[at as usize];
-            if queue.fenced.is_empty() {
-                self.fenced_queues += 1;
-            }
-            queue.fenced.push_back(id);
-            return Ok(Next::Waits);
+        request.subject.lba = match (io.blocks(), io) {
+            (Some(blocks), _) => blocks.slba,
+            (None, IoCommand::Copy { slba, .. }) => slba,
+            _ => 0,
+        };
+        request.job = Job::Io { namespace: at, command: io };
+        request.epoch = epoch;
+        request.scratch_len = scratch_len;
+        request.changes_media = io.changes_media();
+        self.map(id, &command.sgl, direction, len, capsule)
+    }
+
+    /// A command that may not run beside writes of its host's earlier life waits.
+    pub(crate) fn fence_or_acquire(&mut self, at: u32, id: RequestId) -> Next {
+        let queue = &mut self.queues[at as usize];
+        let nsid = self.requests[id].subject.nsid;
+        if !queue.association.as_ref().is_some_and(|association| association.fence.holds(nsid)) {
+            return Next::Acquire;
         }
-        Ok(Next::Acquire)
+        self.requests[id].state = State::Fenced;
+        if queue.fenced.is_empty() {
+            self.fenced_queues += 1;
+        }
+        queue.fenced.push_back(id);
+        Next::Waits
     }
 
     fn begin_admin(
@@ -272,6 +299,10 @@ impl<P: Provider> Reactor<P> {
             }
             Action::Abort { sqid, cid, reply } => {
                 self.start_abort(at, id, sqid, cid, reply);
+                Ok(Next::Waits)
+            }
+            Action::Settle { settle, completion } => {
+                self.start_settling(id, settle, completion);
                 Ok(Next::Waits)
             }
             Action::DisconnectQueue { completion } => {
@@ -390,7 +421,7 @@ impl<P: Provider> Reactor<P> {
 }
 
 /// How a begun command goes on.
-enum Next {
+pub(crate) enum Next {
     /// Buffer and credits are to be reserved.
     Acquire,
     /// It waits already, or nothing is to be done now.

@@ -34,9 +34,9 @@ impl<P: Provider> Reactor<P> {
     fn needs_buffer(&self, id: RequestId) -> bool {
         let request = &self.requests[id];
         match request.direction {
-            Direction::None => false,
+            Direction::None => request.scratch_len > 0,
             // A Compare of in-capsule data still needs room for what the namespace holds.
-            Direction::FromHost => request.buffer.is_none() || request.is_compare(),
+            Direction::FromHost => request.buffer.is_none() || request.scratch_len > 0,
             Direction::ToHost => true,
         }
     }
@@ -44,17 +44,17 @@ impl<P: Provider> Reactor<P> {
     /// Takes all the buffers that a request needs, or none.
     fn take_buffers(&mut self, id: RequestId, admin: bool) -> bool {
         let (request, memory) = (&mut self.requests[id], &mut self.memory);
-        let len = request.data_len as usize;
-        let mut take = || if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
+        let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
+        let mut take = |len| if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
         let mut second = None;
-        if request.is_compare() {
-            second = take();
+        if scratch > 0 {
+            second = take(scratch);
             if second.is_none() {
                 return false;
             }
         }
-        if request.buffer.is_none() {
-            match take() {
+        if request.buffer.is_none() && len > 0 {
+            match take(len) {
                 Some(buffer) => request.buffer = Some(buffer),
                 None => {
                     if let Some(second) = second {
@@ -262,6 +262,10 @@ impl<P: Provider> Reactor<P> {
     pub(crate) fn finish(&mut self, id: RequestId, completion: Completion, now: Duration) {
         let request = &mut self.requests[id];
         request.completion = completion;
+        if request.extra.is_some() {
+            self.release_extra(id, now);
+        }
+        let request = &mut self.requests[id];
         if !matches!(request.job, Job::Io { .. }) || !completion.status.is_success() {
             request.direction = Direction::None;
             request.job = Job::Respond;

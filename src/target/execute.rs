@@ -25,22 +25,52 @@ impl<P: Provider> Reactor<P> {
             Job::Respond | Job::SendData => self.respond(id, now),
             Job::Connect => self.connect(id, now),
             Job::Admin => self.admin_with_data(id, now),
-            Job::Io { namespace, command } => self.submit_io(id, namespace, command, now),
+            Job::Io { namespace, command } => self.start_io(id, namespace, command, now),
         }
     }
 
-    fn submit_io(&mut self, id: RequestId, namespace: u32, command: IoCommand, now: Duration) {
-        let shift = self.namespaces[namespace].view.block_shift;
-        let (op, with_data) = match command {
-            IoCommand::Read { slba, .. } => (IoOp::Read { offset: slba << shift }, true),
-            IoCommand::Write { slba, fua, .. } => (IoOp::Write { offset: slba << shift, fua }, true),
-            IoCommand::Compare { slba, .. } => (IoOp::Read { offset: slba << shift }, true),
-            IoCommand::WriteZeroes { slba, blocks, deallocate, fua } => {
-                (IoOp::WriteZeroes { offset: slba << shift, len: u64::from(blocks) << shift, deallocate, fua }, false)
+    /// An I/O command whose data and credits are there goes to the backend, unless something changed since it was checked.
+    fn start_io(&mut self, id: RequestId, namespace: u32, command: IoCommand, now: Duration) {
+        let request = &self.requests[id];
+        if request.epoch != self.namespaces[namespace].start_epoch && !self.may_start(id, namespace, &command, now) {
+            return;
+        }
+        if let Some(extra) = &self.requests[id].extra {
+            match extra.partner {
+                Some(partner) => return self.half_ready(id, namespace, &command, partner),
+                None if extra.failed => {
+                    let cid = self.requests[id].cid;
+                    return self.finish(id, Completion::failed(cid, Status::FAILED_FUSED), now);
+                }
+                None => {}
             }
-            IoCommand::Flush => (IoOp::Flush, false),
+        }
+        match command {
+            IoCommand::Copy { slba, ranges, fua } => self.begin_copy(id, namespace, slba, ranges, fua, now),
+            _ => self.submit_io(id, namespace, command, now),
+        }
+    }
+
+    pub(crate) fn submit_io(&mut self, id: RequestId, namespace: u32, command: IoCommand, now: Duration) {
+        let shift = self.namespaces[namespace].view.block_shift;
+        let (op, len) = match command {
+            IoCommand::Read { slba, blocks, .. }
+            | IoCommand::Compare { slba, blocks }
+            | IoCommand::Verify { slba, blocks } => (IoOp::Read { offset: slba << shift }, blocks << shift),
+            IoCommand::Write { slba, blocks, fua } => (IoOp::Write { offset: slba << shift, fua }, blocks << shift),
+            IoCommand::Copy { .. } => match self.copy_step(id, shift) {
+                Some(step) => step,
+                None => {
+                    let cid = self.requests[id].cid;
+                    return self.finish(id, Completion::success(cid), now);
+                }
+            },
+            IoCommand::WriteZeroes { slba, blocks, deallocate, fua } => {
+                (IoOp::WriteZeroes { offset: slba << shift, len: u64::from(blocks) << shift, deallocate, fua }, 0)
+            }
+            IoCommand::Flush => (IoOp::Flush, 0),
             IoCommand::Deallocate { ranges } => match self.next_range(id, namespace, ranges) {
-                Ok(Some((offset, len))) => (IoOp::Deallocate { offset, len }, false),
+                Ok(Some((offset, len))) => (IoOp::Deallocate { offset, len }, 0),
                 Ok(None) => {
                     let cid = self.requests[id].cid;
                     return self.finish(id, Completion::success(cid), now);
@@ -55,7 +85,7 @@ impl<P: Provider> Reactor<P> {
                 return self.finish(id, Completion::success(cid), now);
             }
         };
-        let data = if with_data { self.io_data(id) } else { None };
+        let data = if len > 0 { self.io_data(id, len) } else { None };
         let request = &mut self.requests[id];
         request.state = State::Executing;
         let token = u64::from(request.generation) << 32 | u64::from(id);
@@ -74,11 +104,10 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// The buffer that the backend gets. In-capsule data at an odd place move to an aligned one first.
-    fn io_data(&mut self, id: RequestId) -> Option<IoData> {
+    fn io_data(&mut self, id: RequestId, len: u32) -> Option<IoData> {
         let request = &mut self.requests[id];
-        let len = request.data_len;
         if let Some(second) = request.second.take() {
-            // A Compare reads what the namespace holds beside what the host sent.
+            // What the namespace holds, beside what the host sent.
             return Some(IoData { buffer: second, start: 0, len });
         }
         let mut buffer = request.buffer.take()?;
@@ -103,7 +132,8 @@ impl<P: Provider> Reactor<P> {
             return Err(Status::INTERNAL_ERROR);
         };
         // Every range is checked before the first one has an effect, and again each time: the bytes are ours and stay as they are.
-        let left = nvme::io::parse_ranges(bytes, ranges, view)?.skip(usize::from(request.next_range));
+        let left =
+            nvme::io::parse_ranges(bytes, ranges, view, &self.shared.io_limits)?.skip(usize::from(request.next_range));
         for range in left {
             request.next_range += 1;
             if range.blocks > 0 {
@@ -136,27 +166,78 @@ impl<P: Provider> Reactor<P> {
             self.release_orphan(id, now);
             return;
         }
+        if result.is_ok() && !self.requests[id].aborted && self.goes_on(id, namespace, &command) {
+            return self.submit_io(id, namespace, command, now);
+        }
+        if !self.awaited.is_empty() {
+            self.ended(id);
+        }
         self.count(namespace, &command, id, &result);
         let request = &self.requests[id];
         let cid = request.cid;
         let status = match result {
             Err(error) => status_of(error),
+            Ok(()) if request.aborted => Status::ABORT_REQUESTED,
             Ok(()) if request.is_compare() && !self.equal(id) => Status::COMPARE_FAILURE.dnr(),
-            Ok(()) if matches!(command, IoCommand::Deallocate { .. }) && !request.aborted => {
-                return self.submit_io(id, namespace, command, now);
-            }
             Ok(()) => Status::SUCCESS,
         };
+        if request.extra.is_some() {
+            return self.finish_special(id, namespace, status, now);
+        }
         if !status.is_success() {
             self.record_failure(id, status, now);
         }
         self.finish(id, Completion::failed(cid, status), now);
     }
 
+    /// Whether a command of several operations has another.
+    fn goes_on(&mut self, id: RequestId, namespace: u32, command: &IoCommand) -> bool {
+        match command {
+            // It ends itself when no range is left.
+            IoCommand::Deallocate { .. } => true,
+            IoCommand::Copy { .. } => {
+                let shift = self.namespaces[namespace].view.block_shift;
+                let request = &mut self.requests[id];
+                let most = request.scratch_len;
+                request.extra_mut().copy.as_mut().is_some_and(|copy| copy.advance(shift, most))
+            }
+            _ => false,
+        }
+    }
+
+    /// The end of a command that shares something with others.
+    fn finish_special(&mut self, id: RequestId, namespace: u32, status: Status, now: Duration) {
+        let request = &mut self.requests[id];
+        let cid = request.cid;
+        let extra = request.extra_mut();
+        let status = if status.is_success() && extra.failed { Status::FAILED_FUSED } else { status };
+        let mut completion = Completion::failed(cid, status);
+        if status.is_success() {
+            let second = self.take_second(id);
+            self.finish(id, completion, now);
+            // Answering may have ended the queue.
+            if let Some(second) = second
+                && self.requests[second].state == State::LockWait
+                && let Job::Io { command, .. } = self.requests[second].job
+            {
+                self.submit_io(second, namespace, command, now);
+            }
+            return;
+        }
+        if let Some(copy) = &extra.copy {
+            completion.result = copy.at().into();
+        }
+        if let Some(settle) = extra.settle {
+            self.shared.with_control(|control| control.registry.settle_failed(&settle));
+        }
+        self.record_failure(id, status, now);
+        self.finish(id, completion, now);
+    }
+
     fn take_data_back(&mut self, id: RequestId, data: Option<IoData>) {
         let Some(data) = data else { return };
         let request = &mut self.requests[id];
-        if request.is_compare() {
+        if request.scratch_len > 0 {
             request.second = Some(data.buffer);
         } else {
             request.data_start = data.start;
@@ -201,6 +282,9 @@ impl<P: Provider> Reactor<P> {
         let action = self.shared.with_control(|control| control.registry.admin(association.ctrl, command, data, now));
         let completion = match action {
             nvme::registry::Action::Complete(completion) => completion,
+            nvme::registry::Action::Settle { settle, completion } => {
+                return self.start_settling(id, settle, completion);
+            }
             other => {
                 warn!(?other, "an admin command with data was answered in a way that has no meaning");
                 Completion::failed(cid, Status::INTERNAL_ERROR)
@@ -264,6 +348,10 @@ impl<P: Provider> Reactor<P> {
         let request = &self.requests[id];
         let (at, changes_media, nsid) = (request.queue, request.changes_media, request.subject.nsid);
         self.return_buffers(id);
+        self.release_extra(id, now);
+        if !self.awaited.is_empty() {
+            self.ended(id);
+        }
         self.requests.release(id);
         // A target that stops does not wait for a backend that never answers: its queue may be gone.
         let Some(queue) = self.queues.get(at as usize) else { return };

@@ -15,20 +15,27 @@ mod accept;
 mod builder;
 mod capsule;
 mod control;
+mod copy;
 mod data;
 mod execute;
+mod fused;
+mod locks;
 mod mailbox;
 mod memory;
 mod namespace;
+mod operate;
 mod options;
 mod private_data;
+mod publish;
 mod queue;
 mod reactor;
 mod request;
 mod shared;
 mod teardown;
+mod ticket;
 
 pub use builder::{
     Counters, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError,
 };
+pub use nvme::registry::WriteProtection;
 pub use options::{MemoryPlan, Options};

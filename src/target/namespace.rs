@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nvme::io::NamespaceView;
+use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
+use nvme::status::Status;
 
+use super::locks::{LockId, NamespaceKey, RangeLock};
+use super::request::RequestId;
 use crate::backend::{Backend, BackendError, IoQueue, QueueContext};
 
 /// What a host did with a namespace through one reactor; written by that reactor alone.
@@ -49,7 +52,16 @@ pub(crate) struct Published {
 }
 
 pub(crate) struct Namespace {
+    pub(crate) key: NamespaceKey,
     pub(crate) view: NamespaceView,
+    /// Counts the views that were published.
+    pub(crate) epoch: u32,
+    /// The epoch at which a command may go to the backend without another look: none while there are locks.
+    pub(crate) start_epoch: u32,
+    locks: Vec<RangeLock>,
+    /// Requests that wait for a lock to go, by index and generation.
+    pub(crate) locked: Vec<(RequestId, u32)>,
+    removed: bool,
     pub(crate) queue: Box<dyn IoQueue>,
     /// Operations in the backend.
     pub(crate) pending: u32,
@@ -57,6 +69,50 @@ pub(crate) struct Namespace {
     pub(crate) polled: bool,
     pub(crate) counters: Arc<[IoCounters]>,
     _backend: Arc<dyn Backend>,
+}
+
+/// No view has this number.
+const NEVER: u32 = u32::MAX;
+
+impl Namespace {
+    pub(crate) fn set_view(&mut self, view: NamespaceView) {
+        self.view = view;
+        self.changed();
+    }
+
+    fn changed(&mut self) {
+        self.epoch = (self.epoch + 1) % NEVER;
+        self.set_start_epoch();
+    }
+
+    fn set_start_epoch(&mut self) {
+        self.start_epoch = if self.locks.is_empty() { self.epoch } else { NEVER };
+    }
+
+    pub(crate) fn add_lock(&mut self, lock: RangeLock) {
+        self.locks.push(lock);
+        self.set_start_epoch();
+    }
+
+    pub(crate) fn remove_lock(&mut self, id: LockId) {
+        self.locks.retain(|lock| lock.id != id);
+        self.set_start_epoch();
+    }
+
+    /// Whether a lock keeps a command out.
+    pub(crate) fn is_locked(&self, command: &IoCommand) -> bool {
+        let blocks = command.blocks();
+        let concerned = blocks.is_some() || command.changes_media();
+        concerned && self.locks.iter().any(|lock| lock.covers(blocks))
+    }
+
+    /// Checks a command again that was checked against an earlier view.
+    pub(crate) fn recheck(&self, command: &IoCommand) -> Result<(), Status> {
+        if self.removed {
+            return Err(nvme::io::no_namespace());
+        }
+        nvme::io::recheck(command, &self.view)
+    }
 }
 
 /// All namespaces of a reactor. A queue keeps the place of its subsystem, so a command finds its namespace by two indexed loads.
@@ -86,7 +142,13 @@ impl Namespaces {
             ids.resize(nsid + 1, 0);
         }
         self.list.push(Namespace {
+            key: (published.subsystem, published.view.nsid),
             view: published.view,
+            epoch: 0,
+            start_epoch: 0,
+            locks: Vec::new(),
+            locked: Vec::new(),
+            removed: false,
             queue,
             pending: 0,
             polled,
@@ -100,6 +162,25 @@ impl Namespaces {
     /// Index of a namespace, by the place of its subsystem and its NSID.
     pub(crate) fn find(&self, place: u32, nsid: u32) -> Option<u32> {
         self.subsystems.get(place as usize)?.1.get(nsid as usize)?.checked_sub(1)
+    }
+
+    /// Index of a namespace that other threads name.
+    pub(crate) fn find_key(&self, (subsystem, nsid): NamespaceKey) -> Option<u32> {
+        let place = self.subsystems.iter().position(|(id, _)| *id == subsystem)?;
+        self.find(place as u32, nsid)
+    }
+
+    /// New commands do not find it any more; those in progress go on.
+    pub(crate) fn remove(&mut self, key: NamespaceKey) {
+        let Some(at) = self.find_key(key) else { return };
+        let namespace = &mut self[at];
+        namespace.removed = true;
+        namespace.changed();
+        if let Some((_, ids)) = self.subsystems.iter_mut().find(|(id, _)| *id == key.0)
+            && let Some(entry) = ids.get_mut(key.1 as usize)
+        {
+            *entry = 0;
+        }
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Namespace> {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nvme::io::IoLimits;
+
 use super::builder::TargetError;
 use super::request::MAX_DESCRIPTORS;
 use crate::mem::Pool;
@@ -21,6 +23,8 @@ pub struct Options {
     pub in_capsule_data: u32,
     /// Largest data transfer of one command in bytes: a power of two, 4 KiB to 1 MiB.
     pub mdts: u32,
+    /// What one command may ask for besides; MDTS is `mdts`, and Verify has the same limit or a lower one.
+    pub io_limits: IoLimits,
     /// Data buffers of one reactor in bytes.
     pub pool_size: usize,
     /// Receives of one reactor: the sum of the submission queue entries of the queues that it can hold.
@@ -46,6 +50,7 @@ impl Default for Options {
             admin_queue_depth: 128,
             in_capsule_data: 4096,
             mdts: 1 << 20,
+            io_limits: IoLimits::default(),
             pool_size: 64 << 20,
             receive_slots: 4096,
             remote_invalidate: true,
@@ -118,6 +123,13 @@ impl Options {
             );
         }
         Ok(())
+    }
+
+    /// Limits of one I/O command. A Verify reads into one buffer.
+    pub(crate) fn io_limits(&self) -> IoLimits {
+        let limits = self.io_limits;
+        let verify = if limits.verify_bytes == 0 { self.mdts } else { limits.verify_bytes.min(self.mdts) };
+        IoLimits { mdts_bytes: self.mdts, verify_bytes: verify, ..limits }
     }
 
     /// Bytes of the page that stands behind each receive.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nvme::registry::{ControllerId, KillReason, SubsystemId};
 
+use super::fused::Pairing;
 use super::private_data::QueueRequest;
 use super::request::RequestId;
 use super::shared::{Activity, Fence, QueueKey};
@@ -107,6 +108,8 @@ pub(crate) struct Queue {
     pub(crate) fenced: VecDeque<RequestId>,
     /// Requests of it that a backend holds.
     pub(crate) executing: u32,
+    /// The first half of a fused pair, whose second has to come next.
+    pub(crate) pairing: Pairing,
 }
 
 impl Queue {

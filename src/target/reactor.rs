@@ -17,6 +17,7 @@ use tracing::{debug, error, warn};
 
 use super::memory::Memory;
 use super::namespace::Namespaces;
+use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
 use super::request::{Requests, State, Tag, TagKind};
 use super::shared::{ControlMessage, Message, Shared};
@@ -79,6 +80,8 @@ pub(crate) struct Reactor<P: Provider> {
     pub(crate) fenced_queues: u32,
     /// Operations in backends that have to be polled.
     pub(crate) polled_pending: u32,
+    /// Commands in progress whose end somebody waits for.
+    pub(crate) awaited: Vec<Awaited>,
     pub(crate) draining_since: Option<Duration>,
     pub(crate) log_budget: LogBudget,
     next_event_check: Duration,
@@ -116,6 +119,7 @@ impl<P: Provider> Reactor<P> {
             closing: 0,
             fenced_queues: 0,
             polled_pending: 0,
+            awaited: Vec::new(),
             draining_since: None,
             log_budget: LogBudget::default(),
             next_event_check: Duration::ZERO,
@@ -328,6 +332,12 @@ impl<P: Provider> Reactor<P> {
                     shared.reactors[asker.reactor as usize].mailbox.send(Message::AbortDone { asker, aborted });
                 }
                 Message::AbortDone { asker, aborted } => self.abort_done(asker, aborted, now),
+                Message::Publish { key, view } => self.publish(key, view),
+                Message::Settle { key, drain, ticket } => self.settle(key, drain, ticket),
+                Message::Settled { owner } => self.settled(owner, now),
+                Message::Lock { lock, ticket } => self.lock(lock, ticket),
+                Message::Unlock { key, id } => self.unlock(key, id, now),
+                Message::Granted { owner, id } => self.granted(owner, id, now),
                 Message::Drain => self.draining_since = Some(now),
             }
         }

@@ -3,8 +3,8 @@
 //! ```text
 //! Received -> WaitBuffer -> WaitCredits -> ReadingFromHost -> Executing -> Responding -> Free
 //!                 |              |                                ^
-//!                 +--- Fenced ---+                                |
-//!                      Held (a parked Asynchronous Event Request), Orphan (its queue is gone, the backend is not done)
+//!                 +--- Fenced ---+                     FusedReady, LockWait, Locked
+//!                      AwaitsSecond (of a fused pair), Held (a parked Asynchronous Event Request), Orphan (its queue is gone, the backend is not done)
 //! ```
 //! The WRITEs to the host and the response are posted together, so `Responding` covers both. A failed command joins at
 //! `WaitCredits` with nothing left to do but to respond. Waiting is a state and a place in a FIFO. Slots are allocated once;
@@ -13,9 +13,11 @@
 use nvme::command::Command;
 use nvme::completion::Completion;
 use nvme::io::IoCommand;
-use nvme::registry::AbortReply;
+use nvme::registry::{AbortReply, Settle};
 use nvme::sgl::KeyedSgl;
 
+use super::copy::CopyProgress;
+use super::locks::LockId;
 use crate::mem::Buffer;
 
 /// Index of a request in its reactor's table.
@@ -28,12 +30,22 @@ pub(crate) enum State {
     WaitBuffer,
     WaitCredits,
     Fenced,
+    /// First half of a fused pair.
+    AwaitsSecond,
     ReadingFromHost,
+    /// Half of a fused pair that has its data.
+    FusedReady,
+    /// It asked for a range lock.
+    LockWait,
+    /// It waits for another's range lock to go.
+    Locked,
     Executing,
     Responding,
     Held,
     /// An Abort that waits for the answer of the reactor that has the command.
     Aborting,
+    /// An admin command whose change is being made everywhere.
+    Settling,
     Orphan,
 }
 
@@ -93,8 +105,12 @@ pub(crate) struct Request {
     /// First data byte in the buffer.
     pub(crate) data_start: u32,
     pub(crate) buffer: Option<Buffer>,
-    /// Compare: what the namespace holds.
+    /// Compare, Verify: what the namespace holds. Copy: what is on its way.
     pub(crate) second: Option<Buffer>,
+    /// Bytes of `second`; 0 for commands without.
+    pub(crate) scratch_len: u32,
+    /// The namespace's epoch that the command was checked at.
+    pub(crate) epoch: u32,
     pub(crate) completion: Completion,
     /// The host's key that the response invalidates.
     pub(crate) invalidate: Option<u32>,
@@ -121,6 +137,21 @@ pub(crate) struct Request {
     pub(crate) payload: Vec<u8>,
     /// iWARP: the registration of the READ's sink.
     pub(crate) sink: Option<crate::rdma::Mr>,
+    /// What few commands have.
+    pub(crate) extra: Option<Box<Extra>>,
+}
+
+/// What fused pairs, Copy, and changes by admin commands have besides.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    /// The other half of a fused pair.
+    pub(crate) partner: Option<RequestId>,
+    /// The other half did not go through.
+    pub(crate) failed: bool,
+    /// A range lock that it asked for.
+    pub(crate) lock: Option<LockId>,
+    pub(crate) copy: Option<CopyProgress>,
+    pub(crate) settle: Option<Settle>,
 }
 
 impl Request {
@@ -137,6 +168,8 @@ impl Request {
             data_start: 0,
             buffer: None,
             second: None,
+            scratch_len: 0,
+            epoch: 0,
             completion: Completion::success(0),
             invalidate: None,
             credits: 0,
@@ -152,11 +185,22 @@ impl Request {
             command: None,
             payload: Vec::new(),
             sink: None,
+            extra: None,
         }
     }
 
     pub(crate) fn is_compare(&self) -> bool {
         matches!(self.job, Job::Io { command: IoCommand::Compare { .. }, .. })
+    }
+
+    pub(crate) fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    /// Whether it asks for a range lock of its own before it runs.
+    pub(crate) fn locks(&self) -> bool {
+        matches!(self.job, Job::Io { command: IoCommand::Copy { .. }, .. })
+            || self.extra.as_ref().is_some_and(|extra| extra.partner.is_some())
     }
 
     /// Send queue entries that the data need: one per descriptor that carries some of them.
@@ -202,6 +246,7 @@ impl Requests {
         slot.host = HostData::None;
         slot.data_len = 0;
         slot.data_start = 0;
+        slot.scratch_len = 0;
         slot.completion = Completion::success(cid);
         slot.invalidate = None;
         slot.credits = 0;
@@ -225,6 +270,7 @@ impl Requests {
         slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
         slot.command = None;
         slot.abort_reply = None;
+        slot.extra = None;
         slot.payload = Vec::new();
         self.free.push(id);
     }
@@ -244,6 +290,17 @@ impl Requests {
     /// The request that a completion's tag or token names, unless the slot has moved on.
     pub(crate) fn find(&self, id: RequestId, generation: u32) -> Option<&Request> {
         self.slots.get(id as usize).filter(|slot| slot.generation == generation && slot.state != State::Free)
+    }
+
+    /// Requests of one namespace that are in progress in its backend.
+    pub(crate) fn in_backend(&self, at: u32, matches: impl Fn(&IoCommand) -> bool) -> impl Iterator<Item = RequestId> {
+        let in_progress = move |slot: &Request| match slot.job {
+            Job::Io { namespace, ref command } => {
+                namespace == at && matches!(slot.state, State::Executing | State::Orphan) && matches(command)
+            }
+            _ => false,
+        };
+        (0u32..).zip(&self.slots).filter(move |(_, slot)| in_progress(slot)).map(|(id, _)| id)
     }
 
     /// Requests of one queue.

@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nvme::completion::Completion;
-use nvme::registry::{ControllerId, Event, Registry, SubsystemId};
+use nvme::io::{IoLimits, NamespaceView};
+use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
 
+use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
 use super::mailbox::Mailbox;
 use super::namespace::IoCounters;
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
+use super::ticket::Ticket;
 use crate::rdma::{ConnId, DeviceId, Provider};
 
 /// Where a queue lives. The generation tells it from a later one in the same place.
@@ -138,16 +141,28 @@ pub(crate) enum Message<P: Provider> {
     /// A parked Asynchronous Event Request fires.
     CompleteHeld(QueueKey, Completion),
     /// Look for a command, cancel it if possible, and tell the asker.
-    Abort { queue: QueueKey, cid: u16, asker: AbortAsker },
+    Abort { queue: QueueKey, cid: u16, asker: RequestRef },
     /// The answer to `Abort`.
-    AbortDone { asker: AbortAsker, aborted: bool },
+    AbortDone { asker: RequestRef, aborted: bool },
+    /// A namespace changed; `None`: it is gone.
+    Publish { key: NamespaceKey, view: Option<NamespaceView> },
+    /// Let go of the ticket when these commands have ended.
+    Settle { key: NamespaceKey, drain: Drain, ticket: Ticket },
+    /// What an admin command changed holds everywhere.
+    Settled { owner: RequestRef },
+    /// A range lock comes up; let go of the ticket when commands on its blocks have ended.
+    Lock { lock: RangeLock, ticket: Ticket },
+    /// A range lock goes.
+    Unlock { key: NamespaceKey, id: LockId },
+    /// A range lock is held.
+    Granted { owner: RequestRef, id: LockId },
     /// Finish what is under way, disconnect everything, end.
     Drain,
 }
 
-/// Who waits for an Abort's outcome: a request of an admin queue.
+/// A request of a reactor, for messages that come back to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AbortAsker {
+pub(crate) struct RequestRef {
     pub(crate) reactor: u32,
     pub(crate) request: u32,
     pub(crate) generation: u32,
@@ -212,6 +227,9 @@ impl Clock {
 /// Shared by the control thread, the reactors and the owner of the target.
 pub(crate) struct Shared<P: Provider> {
     control: Mutex<Control>,
+    locks: Mutex<LockTable>,
+    /// What each I/O command is checked against.
+    pub(crate) io_limits: IoLimits,
     pub(crate) reactors: Vec<ReactorPort<P>>,
     pub(crate) control_mail: Mailbox<ControlMessage>,
     pub(crate) counters: Counters,
@@ -234,7 +252,9 @@ impl<P: Provider> Shared<P> {
             })
             .collect::<std::io::Result<_>>()?;
         Ok(Self {
+            io_limits: registry.io_limits(),
             control: Mutex::new(Control::new(registry)),
+            locks: Mutex::new(LockTable::default()),
             reactors,
             control_mail: Mailbox::new()?,
             counters: Counters::default(),
@@ -260,8 +280,17 @@ impl<P: Provider> Shared<P> {
         self.control.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// The table of range locks.
+    pub(crate) fn locks(&self) -> MutexGuard<'_, LockTable> {
+        self.locks.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     fn carry_out(&self, control: &mut Control, event: Event) {
         match event {
+            Event::Publish { subsystem, nsid } => {
+                let view = control.registry.namespace_view(subsystem, nsid);
+                self.broadcast(|| Message::Publish { key: (subsystem, nsid), view });
+            }
             Event::CompleteHeld { ctrl, completion } => {
                 if let Some(queue) = find_queue(control, ctrl, 0) {
                     self.send(queue.key, Message::CompleteHeld(queue.key, completion));

@@ -11,14 +11,16 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nvme::completion::Completion;
+use nvme::io::IoCommand;
 use nvme::registry::AbortReply;
 use nvme::status::Status;
 use tracing::{info, warn};
 
+use super::fused::Pairing;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{RequestId, State, Tag, TagKind};
-use super::shared::{AbortAsker, ControlMessage, Message, find_queue};
+use super::shared::{ControlMessage, Message, RequestRef, find_queue};
 use crate::rdma::{Endpoint, Provider, SendOp, SendWr, Sge};
 
 /// How long the marker may take before the queue pair is destroyed without it.
@@ -62,8 +64,13 @@ impl<P: Provider> Reactor<P> {
                 | State::WaitCredits
                 | State::Fenced
                 | State::Held
-                | State::Aborting => {
-                    self.drop_waiting(id);
+                | State::Aborting
+                | State::AwaitsSecond
+                | State::FusedReady
+                | State::LockWait
+                | State::Locked
+                | State::Settling => {
+                    self.drop_waiting(id, now);
                 }
                 State::Executing => {
                     let request = &mut self.requests[id];
@@ -81,7 +88,15 @@ impl<P: Provider> Reactor<P> {
         self.wait_admin_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
     }
 
-    fn drop_waiting(&mut self, id: RequestId) {
+    fn drop_waiting(&mut self, id: RequestId, now: Duration) {
+        // The other half of a pair is of the same queue, and dropped as well.
+        if let Some(extra) = self.requests[id].extra.as_mut()
+            && let Some(partner) = extra.partner.take()
+            && let Some(other) = self.requests[partner].extra.as_mut()
+        {
+            other.partner = None;
+        }
+        self.release_extra(id, now);
         self.withdraw_sink(id);
         self.return_buffers(id);
         self.requests.release(id);
@@ -134,7 +149,7 @@ impl<P: Provider> Reactor<P> {
         let ids: Vec<RequestId> =
             self.requests.of_queue(at).filter(|id| self.requests[*id].state != State::Orphan).collect();
         for id in ids {
-            self.drop_waiting(id);
+            self.drop_waiting(id, now);
         }
         if !shared {
             self.memory.free_queue_slots(at);
@@ -219,7 +234,7 @@ impl<P: Provider> Reactor<P> {
         let request = &mut self.requests[id];
         request.state = State::Aborting;
         request.abort_reply = Some(reply);
-        let asker = AbortAsker { reactor: self.index, request: id, generation: request.generation };
+        let asker = RequestRef { reactor: self.index, request: id, generation: request.generation };
         let target = self.shared.with_control(|control| find_queue(control, ctrl, sqid).map(|queue| queue.key));
         let (reactor, message) = match target {
             Some(queue) => (queue.reactor, Message::Abort { queue, cid, asker }),
@@ -236,11 +251,20 @@ impl<P: Provider> Reactor<P> {
         });
         let Some(id) = found else { return false };
         match self.requests[id].state {
-            State::WaitBuffer | State::WaitCredits | State::Fenced => {
+            State::WaitBuffer
+            | State::WaitCredits
+            | State::Fenced
+            | State::AwaitsSecond
+            | State::FusedReady
+            | State::LockWait
+            | State::Locked => {
                 self.wait_buffer.retain(|other| *other != id);
                 self.wait_admin_buffer.retain(|other| *other != id);
                 let queue = &mut self.queues[at as usize];
                 queue.wait_credits.retain(|other| *other != id);
+                if queue.pairing == Pairing::First(id) {
+                    queue.pairing = Pairing::Failed;
+                }
                 let was_fenced = !queue.fenced.is_empty();
                 queue.fenced.retain(|other| *other != id);
                 if was_fenced && queue.fenced.is_empty() {
@@ -258,17 +282,19 @@ impl<P: Provider> Reactor<P> {
             State::Executing => {
                 let request = &self.requests[id];
                 let token = u64::from(request.generation) << 32 | u64::from(id);
-                if let super::request::Job::Io { namespace, .. } = request.job {
-                    self.namespaces[namespace].queue.cancel(token);
-                }
-                false
+                let super::request::Job::Io { namespace, command } = request.job else { return false };
+                self.namespaces[namespace].queue.cancel(token);
+                // One of several operations ends after the one in progress.
+                let several = matches!(command, IoCommand::Copy { .. } | IoCommand::Deallocate { .. });
+                self.requests[id].aborted |= several;
+                several
             }
             _ => false,
         }
     }
 
     /// The outcome of an Abort reached its asker.
-    pub(crate) fn abort_done(&mut self, asker: AbortAsker, aborted: bool, now: Duration) {
+    pub(crate) fn abort_done(&mut self, asker: RequestRef, aborted: bool, now: Duration) {
         let id = asker.request;
         let Some(request) = self.requests.find(id, asker.generation) else { return };
         if request.state != State::Aborting {

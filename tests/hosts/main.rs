@@ -8,8 +8,10 @@ mod rig;
 
 mod load;
 mod raw_admin;
+mod raw_blocks;
 mod raw_capsule;
 mod raw_connect;
+mod raw_fused;
 mod raw_limits;
 mod raw_transfer;
 
@@ -60,6 +62,21 @@ macro_rules! every_scenario {
                 event_requests_have_a_limit_and_aborts_are_answered,
                 properties_are_readable_and_a_reset_aborts_nothing_twice,
                 discovery_controller_refuses_quietly,
+            }
+            raw_blocks {
+                copy_moves_ranges_in_their_order_up_to_its_limits,
+                copy_that_fails_in_the_middle_names_the_range,
+                verify_reads_and_tells_of_the_medium,
+                limits_that_identify_tells_are_enforced,
+                write_zeroes_with_deallocate_reads_as_zeroes,
+                write_protection_set_by_one_host_holds_for_all,
+                write_protection_waits_for_writes_in_progress,
+            }
+            raw_fused {
+                compare_and_write_writes_only_what_it_compared,
+                halves_that_do_not_fit_are_refused_and_nothing_is_written,
+                half_alone_waits_for_its_second_and_can_be_aborted,
+                pairs_against_plain_writes_of_another_queue_are_never_torn,
             }
             load {
                 discovery_lists_what_is_served_and_identify_tells_it,

@@ -220,7 +220,7 @@ pub(crate) struct Raw<R: Rig> {
 }
 
 impl<R: Rig> Raw<R> {
-    fn open((provider, source): (Arc<R::P>, Option<IpAddr>), address: SocketAddr, identity: u8) -> Self {
+    pub(crate) fn open((provider, source): (Arc<R::P>, Option<IpAddr>), address: SocketAddr, identity: u8) -> Self {
         Self {
             host: RawHost::new(provider, 8 << 20, source).expect("a host"),
             address,

@@ -32,7 +32,9 @@ impl Registry {
         } else {
             controller.admin_command(&mut cx, command, data, now)
         };
-        outcome.unwrap_or_else(|refused| controller.refuse(command, 0, refused))
+        let action = outcome.unwrap_or_else(|refused| controller.refuse(command, 0, refused));
+        self.tell_changes();
+        action
     }
 
     /// A fabrics command of an I/O queue that is connected: Disconnect, or something that does not belong there.
@@ -121,6 +123,8 @@ impl Controller {
                 Ok(send(cid, data))
             }
             AdminCommand::GetLogPage(get) => self.get_log_page(cx, command, get, now),
+            AdminCommand::GetFeatures(get) if self.is_write_protection(get.fid) => self.get_protection(cx, cid, get),
+            AdminCommand::SetFeatures(set) if self.is_write_protection(set.fid) => self.set_protection(cx, cid, set),
             AdminCommand::GetFeatures(get) => self.get_features(cx, command, get),
             AdminCommand::SetFeatures(set) => self.set_features(cx, command, set, data),
             AdminCommand::KeepAlive => self.keep_alive(cid),
@@ -204,7 +208,7 @@ impl Controller {
         now: Duration,
     ) -> Result<Action, Refused> {
         let len = u32::try_from(get.len).unwrap_or(u32::MAX);
-        if len > cx.config.mdts_bytes {
+        if len > cx.config.io_limits.mdts_bytes {
             return Err(Refused::invalid_field(location::CDW10 + 2));
         }
         covers(command, len, true)?;

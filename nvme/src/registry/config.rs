@@ -7,6 +7,7 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use crate::command::NSID_ALL;
+use crate::io::IoLimits;
 use crate::nqn::NqnError;
 
 /// What applies to all controllers.
@@ -24,8 +25,8 @@ pub struct RegistryConfig {
     pub admin_queue_entries: u16,
     /// Bytes of in-capsule data, a multiple of 16 up to 16384; 0 is off.
     pub in_capsule_data_size: u16,
-    /// Maximum data transfer size in bytes, a power of two from 4096.
-    pub mdts_bytes: u32,
+    /// What one I/O command may ask for at most.
+    pub io_limits: IoLimits,
     /// Granularity of the keep alive timeout (KAS), a multiple of 100 ms; not zero.
     pub keep_alive_granularity: Duration,
     /// Inactivity after which a discovery controller that was connected without a keep alive timeout ends; `None` is
@@ -50,7 +51,7 @@ impl Default for RegistryConfig {
             max_io_queue_entries: 1024,
             admin_queue_entries: 128,
             in_capsule_data_size: 4096,
-            mdts_bytes: 1 << 20,
+            io_limits: IoLimits::default(),
             keep_alive_granularity: Duration::from_secs(1),
             discovery_idle: Some(Duration::from_secs(120)),
             cntlids: CNTLID_MIN..=CNTLID_MAX,
@@ -79,7 +80,6 @@ impl RegistryConfig {
                 self.in_capsule_data_size.is_multiple_of(16) && self.in_capsule_data_size <= 16384,
                 "in_capsule_data_size: a multiple of 16, at most 16384",
             ),
-            (self.mdts_bytes.is_power_of_two() && self.mdts_bytes >= 4096, "mdts_bytes: a power of two, at least 4096"),
             (
                 granularity != 0 && granularity.is_multiple_of(100) && granularity <= 6_553_500,
                 "keep_alive_granularity: a multiple of 100 ms, at most 6553.5 s",
@@ -92,7 +92,7 @@ impl RegistryConfig {
         ];
         match limits.into_iter().find(|(holds, _)| !holds) {
             Some((_, rule)) => Err(ConfigError::Limit(rule)),
-            None => Ok(()),
+            None => self.io_limits.check().map_err(ConfigError::Limit),
         }
     }
 }
@@ -150,8 +150,12 @@ pub struct NamespaceConfig {
     pub deallocated_reads_zero: bool,
     /// Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Compare is supported.
+    /// Compare is supported, alone and fused with a Write.
     pub compare: bool,
+    /// Verify is supported.
+    pub verify: bool,
+    /// Copy is supported.
+    pub copy: bool,
     /// Writes are refused.
     pub read_only: bool,
 }

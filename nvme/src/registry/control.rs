@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use super::config::{ConfigError, Listener, NamespaceConfig, SubsystemConfig};
 use super::subsystem::{Namespace, Subsystem, host_nqn};
-use super::{KillReason, Registry, SubsystemId};
+use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId};
 use crate::aer::Notice;
 use crate::nqn::Nqn;
 
@@ -154,15 +154,30 @@ impl Registry {
         Ok(())
     }
 
-    fn subsystem_mut(&mut self, id: SubsystemId) -> Result<&mut Subsystem, ConfigError> {
+    pub(super) fn subsystem_mut(&mut self, id: SubsystemId) -> Result<&mut Subsystem, ConfigError> {
         self.subsystems.get_mut(&id).ok_or(ConfigError::NoSuchSubsystem)
     }
 
-    fn namespace_changed(&mut self, id: SubsystemId, nsid: u32) {
+    pub(super) fn namespace_changed(&mut self, id: SubsystemId, nsid: u32) {
+        self.namespace_changed_by(id, nsid, None);
+    }
+
+    /// Publishes a namespace and tells the hosts, but for the controller that asked for the change and knows.
+    fn namespace_changed_by(&mut self, id: SubsystemId, nsid: u32, by: Option<ControllerId>) {
+        self.events.push_back(Event::Publish { subsystem: id, nsid });
         for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
-            if controller.association.subsystem == id {
+            if controller.association.subsystem == id && Some(controller.id) != by {
                 controller.changed.add(nsid);
                 controller.notify(Notice::NamespaceAttribute, &mut self.events);
+            }
+        }
+    }
+
+    /// Tells the other controllers what one of them changed.
+    pub(super) fn tell_changes(&mut self) {
+        while let Some(change) = self.changes.pop() {
+            match change {
+                Change::Namespace { subsystem, nsid, by } => self.namespace_changed_by(subsystem, nsid, Some(by)),
             }
         }
     }

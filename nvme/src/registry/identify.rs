@@ -11,6 +11,7 @@ use crate::admin::{Identify, Refused, location};
 use crate::aer;
 use crate::command::NSID_ALL;
 use crate::features;
+use crate::io::IoLimits;
 use crate::logs;
 use crate::properties;
 use crate::sgl::{MAX_KEYED, SGL_LEN};
@@ -64,7 +65,7 @@ fn of_subsystem(
 ) -> Result<Vec<u8>, Refused> {
     let max = cx.config.max_namespaces;
     match command.cns {
-        cns::NAMESPACE => of_namespace(subsystem, command, max, namespace),
+        cns::NAMESPACE => of_namespace(subsystem, command, max, |ns| namespace(ns, &cx.config.io_limits)),
         cns::CONTROLLER => Ok(io_controller(controller, subsystem, cx.config)),
         cns::ACTIVE_NAMESPACES => active_namespaces(subsystem, command),
         cns::DESCRIPTORS => subsystem.namespaces.get(&command.nsid).map(descriptors).ok_or(INVALID_NAMESPACE),
@@ -75,8 +76,7 @@ fn of_subsystem(
         }
         cns::CONTROLLER_CSI => {
             nvm_only(command)?;
-            // Write Zeroes and Dataset Management have no limits of their own.
-            Ok(IdentifyControllerNvm::zeroed().as_bytes().to_vec())
+            Ok(nvm_controller(&cx.config.io_limits))
         }
         cns::ACTIVE_NAMESPACES_CSI => {
             nvm_only(command)?;
@@ -140,7 +140,7 @@ fn descriptors(namespace: &Namespace) -> Vec<u8> {
     descriptor_list(eui64.into_iter().chain(nguid).chain(always))
 }
 
-fn namespace(namespace: &Namespace) -> Vec<u8> {
+fn namespace(namespace: &Namespace, io: &IoLimits) -> Vec<u8> {
     let config = &namespace.config;
     let mut id = IdentifyNamespace::zeroed();
     id.nsze.set(config.blocks);
@@ -164,7 +164,13 @@ fn namespace(namespace: &Namespace) -> Vec<u8> {
         id.nows.set(limits.nows.saturating_sub(1));
         id.noiob.set(limits.noiob);
     }
-    id.nsattr = u8::from(config.read_only);
+    if config.copy {
+        let view = namespace.view();
+        id.mssrl.set(io.copy_range_blocks(&view));
+        id.mcl.set(io.copy_blocks(&view));
+        id.msrc = u8::try_from(io.copy_ranges.saturating_sub(1)).unwrap_or(u8::MAX);
+    }
+    id.nsattr = u8::from(namespace.is_read_only());
     id.nguid = config.nguid;
     id.eui64 = config.eui64;
     let [format, ..] = &mut id.lbaf;
@@ -182,8 +188,19 @@ fn independent(namespace: &Namespace) -> Vec<u8> {
         id.nsfeat |= NSFEAT_NO_VOLATILE_WRITE_CACHE;
     }
     id.nmic = NMIC_SHARED;
-    id.nsattr = u8::from(config.read_only);
+    id.nsattr = u8::from(namespace.is_read_only());
     id.nstat = NSTAT_READY;
+    id.as_bytes().to_vec()
+}
+
+fn nvm_controller(limits: &IoLimits) -> Vec<u8> {
+    let shift = |bytes: u32| if bytes == 0 { 0 } else { pages_shift(bytes) };
+    let mut id = IdentifyControllerNvm::zeroed();
+    id.vsl = shift(limits.verify_bytes);
+    id.wzsl = shift(limits.write_zeroes_bytes);
+    id.dmrl = limits.dsm_ranges;
+    id.dmrsl.set(limits.dsm_range_blocks);
+    id.dmsl.set(limits.dsm_blocks);
     id.as_bytes().to_vec()
 }
 
@@ -235,10 +252,22 @@ fn io_controller(controller: &Controller, subsystem: &Subsystem, config: &Regist
         (commands.compare, ONCS_COMPARE),
         (commands.deallocate, ONCS_DATASET_MANAGEMENT),
         (commands.write_zeroes, ONCS_WRITE_ZEROES),
+        (commands.verify, ONCS_VERIFY),
+        (commands.copy, ONCS_COPY),
         (true, ONCS_SAVE_AND_SELECT),
     ];
     let oncs = oncs.into_iter().filter(|(supported, _)| *supported);
     id.oncs.set(oncs.fold(0, |bits, (_, bit)| bits | bit));
+    if commands.compare {
+        id.fuses.set(FUSES_COMPARE_AND_WRITE);
+        // A pair of any size is atomic. This is told in logical blocks of the largest format.
+        let blocks = u16::try_from(config.io_limits.mdts_bytes / 4096).unwrap_or(u16::MAX);
+        id.acwu.set(blocks.saturating_sub(1));
+    }
+    if commands.copy {
+        id.ocfs.set(OCFS_FORMAT_0);
+    }
+    id.nwpc = NWPC_WRITE_PROTECT | NWPC_UNTIL_POWER_CYCLE;
     // A namespace with a cache may come at any time, so hosts are always told to flush; CNS 08h says which namespaces
     // have none.
     id.vwc = VWC_PRESENT | VWC_NO_BROADCAST;
@@ -257,7 +286,12 @@ fn discovery_controller(controller: &Controller, config: &RegistryConfig) -> Vec
 
 /// MDTS as a power of two in units of the minimum page size, which CAP.MPSMIN says is 4096.
 fn mdts(config: &RegistryConfig) -> u8 {
-    let pages = (config.mdts_bytes / 4096).max(1);
+    pages_shift(config.io_limits.mdts_bytes)
+}
+
+/// A size as a power of two in units of the minimum page size; 0 is no limit.
+fn pages_shift(bytes: u32) -> u8 {
+    let pages = (bytes / 4096).max(1);
     u8::try_from(pages.ilog2()).unwrap_or(0)
 }
 
@@ -291,6 +325,12 @@ const ONCS_COMPARE: u16 = 1;
 const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 const ONCS_SAVE_AND_SELECT: u16 = 1 << 4;
+const ONCS_VERIFY: u16 = 1 << 7;
+const ONCS_COPY: u16 = 1 << 8;
+const FUSES_COMPARE_AND_WRITE: u16 = 1;
+const OCFS_FORMAT_0: u16 = 1;
+const NWPC_WRITE_PROTECT: u8 = 1;
+const NWPC_UNTIL_POWER_CYCLE: u8 = 1 << 1;
 const VWC_PRESENT: u8 = 1;
 const VWC_NO_BROADCAST: u8 = 2 << 1;
 const SGLS_SUPPORTED: u32 = 1;

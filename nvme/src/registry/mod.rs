@@ -18,6 +18,7 @@ mod controller;
 mod discovery;
 mod identify;
 mod keepalive;
+mod protect;
 mod subsystem;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use config::{
     SubsystemConfig,
 };
 pub use connect::{Connected, QueueContext};
+pub use subsystem::WriteProtection;
 
 use controller::Controller;
 use subsystem::Subsystem;
@@ -92,11 +94,42 @@ pub enum Action {
         /// Makes the answer.
         reply: AbortReply,
     },
+    /// Answer once every reactor acts on what was published last and what [`Settle`] names is over.
+    Settle {
+        /// What has to be over.
+        settle: Settle,
+        /// The answer after it.
+        completion: Completion,
+    },
     /// Answer, then close this I/O queue.
     DisconnectQueue {
         /// The answer.
         completion: Completion,
     },
+}
+
+/// What has to be over before a change counts as made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settle {
+    /// The subsystem of the namespace.
+    pub subsystem: SubsystemId,
+    /// The namespace that changed.
+    pub nsid: u32,
+    /// Commands in progress on it that must end first.
+    pub drain: Drain,
+    /// Flush it after that. When that fails, the answer is its status, and [`Registry::settle_failed`] is told.
+    pub flush: bool,
+}
+
+/// Commands in progress that a change waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// None: new commands alone are concerned.
+    Nothing,
+    /// Those that change the namespace.
+    Writes,
+    /// All.
+    Everything,
 }
 
 /// The answer to an Abort command, once it is known what became of the other one.
@@ -116,6 +149,14 @@ impl AbortReply {
 /// What the transport does without a command asking for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A namespace came, went or changed: publish [`Registry::namespace_view`] to all who check commands. Comes before any
+    /// event that tells a host of it.
+    Publish {
+        /// Its subsystem.
+        subsystem: SubsystemId,
+        /// The namespace.
+        nsid: u32,
+    },
     /// Send this completion on the admin queue: a parked Asynchronous Event Request fires or is aborted.
     CompleteHeld {
         /// Whose admin queue.
@@ -206,6 +247,7 @@ pub struct Registry {
     /// Where the search for a free controller identifier goes on, so that one that was just freed comes last.
     next_cntlid: u16,
     events: VecDeque<Event>,
+    changes: Vec<Change>,
 }
 
 #[derive(Debug, Default)]
@@ -217,10 +259,17 @@ struct Slot {
 /// Everything but the controllers, while one of them is at work.
 struct Surroundings<'a> {
     config: &'a RegistryConfig,
-    subsystems: &'a BTreeMap<SubsystemId, Subsystem>,
+    subsystems: &'a mut BTreeMap<SubsystemId, Subsystem>,
     listeners: &'a [Listener],
     genctr: u64,
     events: &'a mut VecDeque<Event>,
+    changes: &'a mut Vec<Change>,
+}
+
+/// Something that other controllers have to be told of, once none is at work.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Namespace { subsystem: SubsystemId, nsid: u32, by: ControllerId },
 }
 
 impl Registry {
@@ -236,6 +285,7 @@ impl Registry {
             genctr: 1,
             slots: Vec::new(),
             events: VecDeque::new(),
+            changes: Vec::new(),
         }
     }
 
@@ -313,10 +363,16 @@ impl Registry {
             .collect()
     }
 
+    /// One namespace, for publication; `None` when it is not there (any more).
+    #[must_use]
+    pub fn namespace_view(&self, subsystem: SubsystemId, nsid: u32) -> Option<NamespaceView> {
+        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.view())
+    }
+
     /// Limits that apply to each I/O command.
     #[must_use]
     pub fn io_limits(&self) -> IoLimits {
-        IoLimits { mdts_bytes: self.config.mdts_bytes }
+        self.config.io_limits
     }
 
     /// Most descriptors of a last-segment list (MSDBD), as hosts are told.
@@ -346,8 +402,8 @@ impl Registry {
 
     /// The controller and everything else, to work on both.
     fn split(&mut self, ctrl: ControllerId) -> Option<(&mut Controller, Surroundings<'_>)> {
-        let Self { config, subsystems, listeners, genctr, slots, events, .. } = self;
-        let surroundings = Surroundings { config, subsystems, listeners, genctr: *genctr, events };
+        let Self { config, subsystems, listeners, genctr, slots, events, changes, .. } = self;
+        let surroundings = Surroundings { config, subsystems, listeners, genctr: *genctr, events, changes };
         tenant_mut(slots, ctrl).map(|controller| (controller, surroundings))
     }
 }

@@ -25,6 +25,39 @@ pub(crate) struct Subsystem {
 pub(crate) struct Namespace {
     pub(crate) config: NamespaceConfig,
     pub(crate) block_shift: u8,
+    pub(crate) protection: WriteProtection,
+}
+
+/// Namespace Write Protection state (feature 84h), as hosts set it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteProtection {
+    /// Writes are taken.
+    #[default]
+    None,
+    /// Writes are refused.
+    Protected,
+    /// Writes are refused, and nothing but a new start of the target changes that.
+    UntilPowerCycle,
+}
+
+impl WriteProtection {
+    /// From Write Protection State (WPS); permanent protection, and what is reserved, is not supported.
+    pub(crate) const fn from_wire(wps: u32) -> Option<Self> {
+        match wps {
+            0 => Some(Self::None),
+            1 => Some(Self::Protected),
+            2 => Some(Self::UntilPowerCycle),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn to_wire(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Protected => 1,
+            Self::UntilPowerCycle => 2,
+        }
+    }
 }
 
 impl Subsystem {
@@ -63,6 +96,8 @@ impl Subsystem {
             compare: any(|ns| ns.compare),
             write_zeroes: any(|ns| ns.write_zeroes),
             deallocate: any(|ns| ns.deallocate),
+            verify: any(|ns| ns.verify),
+            copy: any(|ns| ns.copy),
         }
     }
 }
@@ -81,13 +116,17 @@ impl Namespace {
             size => return Err(ConfigError::BlockSize(size)),
         };
         check_size(config.blocks, block_shift)?;
-        Ok(Self { config, block_shift })
+        Ok(Self { config, block_shift, protection: WriteProtection::None })
     }
 
     pub(crate) fn resize(&mut self, blocks: u64) -> Result<(), ConfigError> {
         check_size(blocks, self.block_shift)?;
         self.config.blocks = blocks;
         Ok(())
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.config.read_only || self.protection != WriteProtection::None
     }
 
     /// Whether a host would take both for one disk.
@@ -103,10 +142,12 @@ impl Namespace {
             nsid: self.config.nsid,
             blocks: self.config.blocks,
             block_shift: self.block_shift,
-            read_only: self.config.read_only,
+            read_only: self.is_read_only(),
             compare: self.config.compare,
             write_zeroes: self.config.write_zeroes,
             deallocate: self.config.deallocate,
+            verify: self.config.verify,
+            copy: self.config.copy,
         }
     }
 }

@@ -86,7 +86,8 @@ pub(crate) struct IdentifyController {
     pub(crate) icsvscc: u8,
     pub(crate) nwpc: u8,
     pub(crate) acwu: U16,
-    pub(crate) cdfs: U16,
+    /// Optional copy formats supported (OCFS).
+    pub(crate) ocfs: U16,
     pub(crate) sgls: U32,
     pub(crate) mnan: U32,
     pub(crate) maxdna: [u8; 16],
@@ -113,7 +114,7 @@ assert_offsets!(IdentifyController:
     111, crdt = 128, nvmsr = 253, oacs = 256, acl = 258, aerl = 259, frmw = 260, lpa = 261, elpe = 262, npss =
     263, wctemp = 266, tnvmcap = 280, kas = 320, sanicap = 328, anatt = 342, nanagrpid = 348, domain_id = 356,
     megcap = 368, sqes = 512, cqes = 513, maxcmd = 514, nn = 516, oncs = 520, fuses = 522, fna = 524, vwc = 525,
-    awun = 526, nwpc = 531, acwu = 532, sgls = 536, mnan = 540, subnqn = 768, ioccsz = 1792, iorcsz = 1796,
+    awun = 526, nwpc = 531, acwu = 532, ocfs = 534, sgls = 536, mnan = 540, subnqn = 768, ioccsz = 1792, iorcsz = 1796,
     icdoff = 1800, fcatt = 1802, msdbd = 1803, ofcs = 1804, dctype = 1806, psd = 2048,
 );
 

@@ -66,7 +66,7 @@ pub(crate) struct LbaFormat {
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_LEN);
 assert_offsets!(IdentifyNamespace:
     nsfeat = 24, flbas = 26, nmic = 30, rescap = 31, dlfeat = 33, nawun = 34, noiob = 46, nvmcap = 48, npwg =
-    64, npwa = 66, npdg = 68, npda = 70, nows = 72, mcl = 76, anagrpid = 92, nsattr = 99, endgid = 102, nguid =
+    64, npwa = 66, npdg = 68, npda = 70, nows = 72, mssrl = 74, mcl = 76, msrc = 80, anagrpid = 92, nsattr = 99, endgid = 102, nguid =
     104, eui64 = 120, lbaf = 128,
 );
 

@@ -156,7 +156,7 @@ impl Model {
         let action = self.bench.registry.admin(ctrl, &command, data.map(Vec::as_slice), self.bench.now);
         let live = self.live.get_mut(&ctrl).unwrap();
         match action {
-            Action::Complete(completion) | Action::SendData { completion, .. } => {
+            Action::Complete(completion) | Action::SendData { completion, .. } | Action::Settle { completion, .. } => {
                 assert_eq!(completion.cid, command.cid);
             }
             Action::Hold => live.held.push(command.cid),
@@ -178,6 +178,7 @@ impl Model {
                 Event::Kill { ctrl, .. } => self.live.get_mut(&ctrl).unwrap().held.clear(),
                 Event::CloseIoQueues { ctrl } => assert!(!self.live[&ctrl].io.is_empty()),
                 Event::ShutDown { ctrl } => assert!(self.live[&ctrl].admin),
+                Event::Publish { .. } => {}
             }
         }
     }

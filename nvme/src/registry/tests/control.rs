@@ -10,7 +10,12 @@ fn limits_are_checked_on_both_sides() {
         config.check().is_ok()
     };
     assert!(check(|_| {}));
-    assert!(check(|c| c.mdts_bytes = 4096) && !check(|c| c.mdts_bytes = 2048) && !check(|c| c.mdts_bytes = 12288));
+    assert!(check(|c| c.io_limits.mdts_bytes = 4096) && !check(|c| c.io_limits.mdts_bytes = 2048));
+    assert!(!check(|c| c.io_limits.mdts_bytes = 12288) && !check(|c| c.io_limits.mdts_bytes = 0));
+    assert!(check(|c| c.io_limits.write_zeroes_bytes = 0) && !check(|c| c.io_limits.write_zeroes_bytes = 2048));
+    assert!(check(|c| c.io_limits.verify_bytes = 4096) && !check(|c| c.io_limits.verify_bytes = 12288));
+    assert!(check(|c| c.io_limits.copy_ranges = 256) && !check(|c| c.io_limits.copy_ranges = 257));
+    assert!(check(|c| c.io_limits.copy_ranges = 1) && !check(|c| c.io_limits.copy_ranges = 0));
     assert!(check(|c| c.in_capsule_data_size = 16384) && !check(|c| c.in_capsule_data_size = 16400));
     assert!(check(|c| c.in_capsule_data_size = 0) && !check(|c| c.in_capsule_data_size = 8));
     assert!(check(|c| c.cntlids = 1..=0xffef) && !check(|c| c.cntlids = 1..=0xfff0));

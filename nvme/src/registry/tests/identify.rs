@@ -49,8 +49,10 @@ fn controller_says_what_it_is() {
     assert_eq!(id[111], 1, "CNTRLTYPE");
     assert_eq!(id[256..265], [0, 0, 3, 3, 3, 0x26, 127, 0, 0], "OACS ACL AERL FRMW LPA ELPE NPSS AVSCC");
     assert_eq!((id[512], id[513]), (0x66, 0x44), "SQES CQES");
-    assert_eq!(u16_at(&id, 520), 0x1d, "ONCS");
-    assert_eq!(u16_at(&id, 522), 0, "FUSES");
+    assert_eq!(u16_at(&id, 520), 0x19d, "ONCS");
+    assert_eq!(u16_at(&id, 522), 1, "FUSES: compare and write");
+    assert_eq!(id[531], 3, "NWPC");
+    assert_eq!((u16_at(&id, 532), u16_at(&id, 534)), (255, 1), "ACWU OCFS");
     assert_eq!(id[768..768 + NQN.len()], *NQN.as_bytes());
     assert_eq!(id[768 + NQN.len()], 0, "SUBNQN is terminated");
     assert_eq!(id[1802..1807], [0, 16, 1, 0, 0], "FCATT MSDBD OFCS DCTYPE");
@@ -79,10 +81,18 @@ fn optional_commands_are_those_of_the_namespaces() {
     for nsid in [1, 3] {
         bench.registry.remove_namespace(bench.subsystem, nsid).unwrap();
     }
-    assert_eq!(u16_at(&bench.identify(ctrl, 1, 0).unwrap(), 520), 0x1d, "all may come");
-    let plain = NamespaceConfig { compare: false, write_zeroes: false, deallocate: false, ..namespace(1) };
+    assert_eq!(u16_at(&bench.identify(ctrl, 1, 0).unwrap(), 520), 0x19d, "all may come");
+    let plain = NamespaceConfig {
+        compare: false,
+        write_zeroes: false,
+        deallocate: false,
+        verify: false,
+        copy: false,
+        ..namespace(1)
+    };
     bench.registry.add_namespace(bench.subsystem, plain).unwrap();
-    assert_eq!(u16_at(&bench.identify(ctrl, 1, 0).unwrap(), 520), 0x10);
+    let id = bench.identify(ctrl, 1, 0).unwrap();
+    assert_eq!((u16_at(&id, 520), u16_at(&id, 522), u16_at(&id, 534)), (0x10, 0, 0));
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod identify;
 mod keepalive;
 mod lifecycle;
 mod logs;
+mod protect;
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -45,6 +46,8 @@ pub(super) fn namespace(nsid: u32) -> NamespaceConfig {
         deallocated_reads_zero: true,
         write_zeroes: true,
         compare: true,
+        verify: true,
+        copy: true,
         ..NamespaceConfig::default()
     }
 }
@@ -231,7 +234,13 @@ impl Bench {
         self.data(ctrl, &command(0x02, 0xffff_ffff, len, [cdw10, numd >> 16, offset, 0, 0, 0]))
     }
 
+    /// What there is to do for hosts.
     pub(super) fn events(&mut self) -> Vec<Event> {
+        self.all_events().into_iter().filter(|event| !matches!(event, Event::Publish { .. })).collect()
+    }
+
+    /// What there is to do, publications included.
+    pub(super) fn all_events(&mut self) -> Vec<Event> {
         core::iter::from_fn(|| self.registry.poll_event()).collect()
     }
 

@@ -1,0 +1,69 @@
+//! What an operator changes while a target runs: typed methods of [`Target`].
+//!
+//! A method returns when the change holds on every reactor; one that is refused leaves everything as it was.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use nvme::Nqn;
+use nvme::registry::{ConfigError, Drain, Registry, SubsystemId, WriteProtection};
+
+use super::builder::{Target, TargetError};
+use super::locks::NamespaceKey;
+use super::shared::Shared;
+use crate::rdma::Provider;
+
+/// A running target, whatever its provider.
+pub(crate) trait Running: Send + Sync {
+    /// Works on the registry and carries out what follows.
+    fn change(&self, work: &mut dyn FnMut(&mut Registry));
+
+    /// Waits until every reactor acts on the last change and its commands that `drain` names have ended.
+    fn settle(&self, key: NamespaceKey, drain: Drain);
+}
+
+impl<P: Provider> Running for Arc<Shared<P>> {
+    fn change(&self, work: &mut dyn FnMut(&mut Registry)) {
+        self.with_control(|control| work(&mut control.registry));
+    }
+
+    fn settle(&self, key: NamespaceKey, drain: Drain) {
+        let (done, settled) = channel();
+        Shared::settle(self, key, drain, move || {
+            let _ = done.send(());
+        });
+        let _ = settled.recv();
+    }
+}
+
+impl Target {
+    /// Write protects a namespace, or lets it be written again, as a host can with Set Features. Returns when writes in
+    /// progress have ended.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace.
+    pub fn set_write_protection(&self, nqn: &str, nsid: u32, state: WriteProtection) -> Result<(), TargetError> {
+        let key = (self.subsystem(nqn)?, nsid);
+        self.registry(nqn, |registry| registry.set_write_protection(key.0, nsid, state))?;
+        self.running.settle(key, Drain::Writes);
+        Ok(())
+    }
+
+    fn subsystem(&self, nqn: &str) -> Result<SubsystemId, TargetError> {
+        self.registry(nqn, |registry| {
+            let found = Nqn::lenient(nqn).ok().and_then(|nqn| registry.find_subsystem(&nqn));
+            found.ok_or(ConfigError::NoSuchSubsystem)
+        })
+    }
+
+    /// Works on the registry; a refusal is about `object`.
+    fn registry<T>(
+        &self,
+        object: &str,
+        work: impl Fn(&mut Registry) -> Result<T, ConfigError>,
+    ) -> Result<T, TargetError> {
+        let mut outcome = Err(ConfigError::NoSuchSubsystem);
+        self.running.change(&mut |registry| outcome = work(registry));
+        outcome.map_err(|error| TargetError::new(object, error, ""))
+    }
+}
