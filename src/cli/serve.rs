@@ -1,5 +1,6 @@
 //! `farside serve` and `farside check`: from arguments or a file to a running target, until a signal ends it.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use farside::target::Target;
 use nix::sys::signal::{SigSet, Signal};
 use tracing::{info, warn};
 
-use super::table::table;
+use super::table::{figures, table};
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["file", "device", "memory", "null", "config"]))]
@@ -84,6 +85,7 @@ impl Serve {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGTERM);
         signals.add(Signal::SIGINT);
+        signals.add(Signal::SIGUSR1);
         if let Err(error) = signals.thread_block() {
             eprintln!("farside: signals: {error}");
             return ExitCode::from(2);
@@ -95,16 +97,22 @@ impl Serve {
                 return ExitCode::from(2);
             }
         };
-        print!("{}", table(target.served()));
-        let _ = std::io::Write::flush(&mut std::io::stdout());
-        let signal = signals.wait();
+        say(&table(target.served()));
+        let signal = loop {
+            match signals.wait() {
+                Ok(Signal::SIGUSR1) => say(&figures(&target.counters(), &target.io_totals())),
+                signal => break signal,
+            }
+        };
         info!(?signal, "stopping");
-        // A second signal does not wait.
+        // A second signal to stop does not wait.
         std::thread::spawn(move || {
-            let _ = signals.wait();
+            while signals.wait() == Ok(Signal::SIGUSR1) {}
             std::process::exit(1);
         });
-        target.shutdown();
+        let held = target.counters();
+        let totals = target.shutdown();
+        say(&figures(&held, &totals));
         ExitCode::SUCCESS
     }
 
@@ -163,6 +171,12 @@ impl Serve {
         }
         Ok(config)
     }
+}
+
+/// Standard output at once, also where it is a file or a pipe. Nobody may be reading it any more.
+fn say(text: &str) {
+    let mut output = std::io::stdout().lock();
+    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
 }
 
 impl Check {

@@ -1,9 +1,10 @@
-//! The table at start-up: what is served, where, over what, how much memory, and the line to type on the host.
+//! The table at start-up: what is served, where, over what, how much memory, and the line to type on the host. And the
+//! figures that SIGUSR1 and the end print.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use farside::target::Served;
+use farside::target::{Counters, IoTotals, Served};
 
 /// The table's text.
 pub(crate) fn table(served: &Served) -> String {
@@ -59,6 +60,22 @@ pub(crate) fn table(served: &Served) -> String {
     text
 }
 
+/// What the target holds and has done, one line for itself and one for each namespace.
+pub(crate) fn figures(held: &Counters, totals: &[IoTotals]) -> String {
+    let mut text = format!(
+        "connected  {} controllers, {} queues, {} commands under way; connections: {} accepted, {} rejected\n",
+        held.controllers, held.queues, held.requests, held.connections_accepted, held.connections_rejected
+    );
+    for one in totals {
+        let _ = writeln!(
+            text,
+            "traffic    {} namespace {}: {} reads of {} bytes, {} writes of {} bytes, {} errors",
+            one.nqn, one.nsid, one.reads, one.bytes_read, one.writes, one.bytes_written, one.errors
+        );
+    }
+    text
+}
+
 /// What to type on the host.
 fn connect_line(address: SocketAddr, nqn: &str) -> String {
     let host = match address.ip() {
@@ -93,6 +110,17 @@ mod tests {
         assert_eq!(human(1 << 30), "1 GiB");
         assert_eq!(human(1536 << 20), "1.50 GiB");
         assert_eq!(human(100), "100 B");
+    }
+
+    #[test]
+    fn figures_name_each_namespace_with_both_directions() {
+        let held = Counters { controllers: 2, queues: 6, connections_accepted: 9, ..Counters::default() };
+        let one = IoTotals { nqn: "nqn.x".into(), nsid: 3, reads: 1, bytes_read: 512, ..IoTotals::default() };
+        assert_eq!(
+            figures(&held, &[one]),
+            "connected  2 controllers, 6 queues, 0 commands under way; connections: 9 accepted, 0 rejected\n\
+             traffic    nqn.x namespace 3: 1 reads of 512 bytes, 0 writes of 0 bytes, 0 errors\n"
+        );
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use nvme::registry::{
@@ -13,6 +12,7 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use super::control::ControlThread;
+use super::counters::{Counters, IoSource, IoTotals, count};
 use super::namespace::{IoCounters, Published};
 use super::operate::Running;
 use super::options::Options;
@@ -137,30 +137,6 @@ pub struct ServedNamespace {
     pub uuid: Uuid,
 }
 
-/// What a target holds at a moment, all reactors together. With no host connected all but the totals are zero, but for
-/// receives of the shared queues: those stay posted, with their pages, for the next host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Connections accepted since the start.
-    pub connections_accepted: u64,
-    /// Connections rejected since the start.
-    pub connections_rejected: u64,
-    /// Controllers, those that are being torn down included.
-    pub controllers: usize,
-    /// Queues.
-    pub queues: usize,
-    /// Commands under way.
-    pub requests: usize,
-    /// Bytes of data buffers and receive pages in use.
-    pub pool_used: usize,
-    /// Bytes of admin buffers in use.
-    pub admin_pool_used: usize,
-    /// Receive slots in use.
-    pub slots_used: usize,
-    /// Receives that no admitted queue has reserved.
-    pub receives_free: usize,
-}
-
 /// Collects what a target is to serve; see [`Target::builder`].
 #[derive(Debug, Default)]
 pub struct TargetBuilder {
@@ -175,6 +151,7 @@ pub struct Target {
     served: Served,
     counters: Box<dyn Fn() -> Counters + Send + Sync>,
     pub(super) running: Box<dyn Running>,
+    totals: Box<dyn Fn() -> Vec<IoTotals> + Send + Sync>,
     stop: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -200,9 +177,16 @@ impl Target {
         (self.counters)()
     }
 
-    /// Stops listening, lets commands finish (up to 1.5 s), disconnects every host, ends the threads.
-    pub fn shutdown(mut self) {
+    /// What hosts did with each namespace since the start.
+    pub fn io_totals(&self) -> Vec<IoTotals> {
+        (self.totals)()
+    }
+
+    /// Stops listening, lets commands finish (up to 1.5 s), disconnects every host, ends the threads. Returns what hosts
+    /// did in all.
+    pub fn shutdown(mut self) -> Vec<IoTotals> {
         self.stop();
+        self.io_totals()
     }
 
     fn stop(&mut self) {
@@ -268,8 +252,7 @@ impl TargetBuilder {
             identify_overrides: self.identify_overrides.clone(),
             ..RegistryConfig::default()
         });
-        let mut published = Vec::new();
-        let mut served = Vec::new();
+        let (mut published, mut served, mut sources) = (Vec::new(), Vec::new(), Vec::new());
         for subsystem in &self.subsystems {
             let refuse = |error: nvme::registry::ConfigError| {
                 TargetError::new(format!("subsystem {}", subsystem.nqn), error, "")
@@ -297,7 +280,8 @@ impl TargetBuilder {
             }
             for view in registry.namespace_views(id) {
                 let Some(spec) = subsystem.namespaces.iter().find(|spec| spec.nsid == view.nsid) else { continue };
-                let counters = (0..options.reactors).map(|_| IoCounters::default()).collect();
+                let counters: Arc<[_]> = (0..options.reactors).map(|_| IoCounters::default()).collect();
+                sources.push(IoSource::new(&subsystem.nqn, view.nsid, &counters));
                 published.push(Published { subsystem: id, view, backend: Arc::clone(&spec.backend), counters });
             }
             served.push((subsystem.nqn.clone(), namespaces));
@@ -310,7 +294,7 @@ impl TargetBuilder {
         }
         // Reactors are made with all of this: there is nothing to tell them.
         while registry.poll_event().is_some() {}
-        Ok(Built { registry, published, served })
+        Ok(Built { registry, published, served, sources })
     }
 
     /// Reactor threads that it will have.
@@ -340,7 +324,7 @@ impl TargetBuilder {
     /// Starts everything, or nothing.
     pub fn start<P: Provider>(self, provider: P) -> Result<Target, TargetError> {
         let provider = Arc::new(provider);
-        let Built { registry, published, served: subsystems } = self.build_registry()?;
+        let Built { registry, published, served: subsystems, sources } = self.build_registry()?;
         let options = self.options;
         let shared = Shared::<P>::new(registry, options.clone())
             .map_err(|error| TargetError::new("eventfd", error, "raise the limit of open files (ulimit -n)"))?;
@@ -376,7 +360,8 @@ impl TargetBuilder {
         };
         let running = Box::new(Arc::clone(&shared));
         let counters = Box::new(move || count(&shared));
-        Ok(Target { served, counters, running, stop: Some(Box::new(move || threads.stop())) })
+        let totals = Box::new(move || sources.iter().map(IoSource::totals).collect());
+        Ok(Target { served, counters, totals, running, stop: Some(Box::new(move || threads.stop())) })
     }
 }
 
@@ -385,24 +370,7 @@ struct Built {
     registry: Registry,
     published: Vec<Published>,
     served: Vec<(String, Vec<ServedNamespace>)>,
-}
-
-fn count<P: Provider>(shared: &Shared<P>) -> Counters {
-    let mut counters = Counters {
-        connections_accepted: shared.counters.connections_accepted.load(Ordering::Relaxed),
-        connections_rejected: shared.counters.connections_rejected.load(Ordering::Relaxed),
-        controllers: shared.with_control(|control| control.registry.controllers().count()),
-        ..Counters::default()
-    };
-    for port in &shared.reactors {
-        counters.queues += port.queues.load(Ordering::Relaxed) as usize;
-        counters.receives_free += port.free_slots.load(Ordering::Relaxed) as usize;
-        counters.requests += port.gauges.requests.load(Ordering::Relaxed);
-        counters.pool_used += port.gauges.pool_used.load(Ordering::Relaxed);
-        counters.admin_pool_used += port.gauges.admin_pool_used.load(Ordering::Relaxed);
-        counters.slots_used += port.gauges.slots_used.load(Ordering::Relaxed);
-    }
-    counters
+    sources: Vec<IoSource>,
 }
 
 /// The threads of a target; stopped in order when dropped.

@@ -14,6 +14,7 @@ use super::queue::{Association, Life};
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use super::shared::{ControlMessage, QueueRef};
+use super::shutdown::is_shutdown;
 use crate::backend::{Io, IoData, IoDone, IoError, IoOp, Submit};
 use crate::mem::PAGE;
 use crate::rdma::Provider;
@@ -145,6 +146,9 @@ impl<P: Provider> Reactor<P> {
 
     /// A backend answered.
     pub(crate) fn on_io_done(&mut self, done: IoDone, now: Duration) {
+        if is_shutdown(done.token) {
+            return self.on_shutdown_flushed(&done);
+        }
         let IoDone { token, result, data } = done;
         let (id, generation) = (token as u32, (token >> 32) as u32);
         let Some(request) = self.requests.find(id, generation) else {

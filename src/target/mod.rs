@@ -7,6 +7,7 @@
 //! data      buffer and credits reserved -> RDMA READs
 //! execute   backend, registry
 //! data      RDMA WRITEs and the response behind them
+//! shutdown  flushes before a shutdown is called complete
 //! teardown  error state -> flushed -> destroyed -> forgotten
 //! ```
 //! [`Target`] is the public face: built with [`Target::builder`], it serves until [`Target::shutdown`] or drop.
@@ -16,6 +17,7 @@ mod builder;
 mod capsule;
 mod control;
 mod copy;
+mod counters;
 mod data;
 mod execute;
 mod fused;
@@ -31,11 +33,11 @@ mod queue;
 mod reactor;
 mod request;
 mod shared;
+mod shutdown;
 mod teardown;
 mod ticket;
 
-pub use builder::{
-    Counters, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError,
-};
+pub use builder::{NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
+pub use counters::{Counters, IoTotals};
 pub use nvme::registry::WriteProtection;
 pub use options::{MemoryPlan, Options};

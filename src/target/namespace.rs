@@ -183,6 +183,12 @@ impl Namespaces {
         }
     }
 
+    /// Indices of the namespaces of a subsystem, by its place.
+    pub(crate) fn at_place(&self, place: u32) -> Vec<u32> {
+        let ids = self.subsystems.get(place as usize).map(|(_, ids)| ids.iter());
+        ids.into_iter().flatten().filter_map(|at| at.checked_sub(1)).collect()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Namespace> {
         self.list.iter_mut()
     }

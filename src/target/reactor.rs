@@ -21,6 +21,7 @@ use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
 use super::request::{Requests, State, Tag, TagKind};
 use super::shared::{ControlMessage, Message, Shared};
+use super::shutdown::ShutdownFlush;
 use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
 use crate::mem::{MemError, PoolStats};
 use crate::rdma::{
@@ -82,6 +83,7 @@ pub(crate) struct Reactor<P: Provider> {
     pub(crate) polled_pending: u32,
     /// Commands in progress whose end somebody waits for.
     pub(crate) awaited: Vec<Awaited>,
+    pub(crate) shutdowns: Slab<ShutdownFlush>,
     pub(crate) draining_since: Option<Duration>,
     pub(crate) log_budget: LogBudget,
     next_event_check: Duration,
@@ -120,6 +122,7 @@ impl<P: Provider> Reactor<P> {
             fenced_queues: 0,
             polled_pending: 0,
             awaited: Vec::new(),
+            shutdowns: Slab::new(),
             draining_since: None,
             log_budget: LogBudget::default(),
             next_event_check: Duration::ZERO,
@@ -338,6 +341,7 @@ impl<P: Provider> Reactor<P> {
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
                 Message::Unlock { key, id } => self.unlock(key, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
+                Message::FlushForShutdown { ctrl, subsystem } => self.flush_for_shutdown(ctrl, subsystem),
                 Message::Drain => self.draining_since = Some(now),
             }
         }

@@ -95,7 +95,7 @@ pub(crate) struct Control {
     /// I/O counters of each namespace of a subsystem.
     pub(crate) counters: HashMap<SubsystemId, Vec<Arc<[IoCounters]>>>,
     /// Controllers whose shutdown ends when their I/O queues are gone.
-    shutting_down: Vec<ControllerId>,
+    pub(crate) shutting_down: Vec<ControllerId>,
 }
 
 impl Control {
@@ -114,15 +114,6 @@ impl Control {
         // Hosts come and go; fences that nobody holds are dropped when a new one is made.
         self.fences.retain(|_, fence| Arc::strong_count(fence) > 1 || fence.is_up());
         Arc::clone(self.fences.entry((subsystem, host_id)).or_default())
-    }
-
-    /// Completes a shutdown whose last I/O queue is gone.
-    pub(crate) fn finish_shutdown(&mut self, ctrl: ControllerId) {
-        let Some(at) = self.shutting_down.iter().position(|other| *other == ctrl) else { return };
-        if self.queues.get(&ctrl).is_none_or(|queues| queues.iter().all(|queue| queue.qid == 0)) {
-            self.shutting_down.swap_remove(at);
-            self.registry.shutdown_done(ctrl);
-        }
     }
 }
 
@@ -156,6 +147,8 @@ pub(crate) enum Message<P: Provider> {
     Unlock { key: NamespaceKey, id: LockId },
     /// A range lock is held.
     Granted { owner: RequestRef, id: LockId },
+    /// Flush a subsystem, then complete the shutdown of a controller.
+    FlushForShutdown { ctrl: ControllerId, subsystem: SubsystemId },
     /// Finish what is under way, disconnect everything, end.
     Drain,
 }
@@ -306,13 +299,23 @@ impl<P: Provider> Shared<P> {
                     self.send(queue.key, Message::Close(queue.key, CloseReason::ControllerShutdown));
                 }
                 control.shutting_down.push(ctrl);
-                control.finish_shutdown(ctrl);
+                self.finish_shutdown(control, ctrl);
             }
             Event::Kill { ctrl, reason } => {
                 for queue in control.queues.get(&ctrl).into_iter().flatten() {
                     self.send(queue.key, Message::Close(queue.key, CloseReason::Killed(reason)));
                 }
             }
+        }
+    }
+
+    /// Has a shutdown flushed whose last I/O queue is gone, by the reactor of the admin queue. Without an admin queue nobody
+    /// waits for it.
+    pub(crate) fn finish_shutdown(&self, control: &mut Control, ctrl: ControllerId) {
+        if let Some(subsystem) = control.shutdown_to_flush(ctrl)
+            && let Some(admin) = find_queue(control, ctrl, 0)
+        {
+            self.send(admin.key, Message::FlushForShutdown { ctrl, subsystem });
         }
     }
 

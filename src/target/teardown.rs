@@ -178,7 +178,7 @@ impl<P: Provider> Reactor<P> {
                     control.queues.remove(&ctrl);
                 }
                 control.registry.queue_closed(ctrl, qid, now);
-                control.finish_shutdown(ctrl);
+                self.shared.finish_shutdown(control, ctrl);
             });
         }
     }

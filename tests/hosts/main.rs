@@ -61,6 +61,8 @@ macro_rules! every_scenario {
                 every_feature_and_identify_is_answered,
                 event_requests_have_a_limit_and_aborts_are_answered,
                 properties_are_readable_and_a_reset_aborts_nothing_twice,
+                shutdown_is_complete_when_the_caches_are_flushed,
+                shutdown_stays_incomplete_when_the_flush_fails,
                 discovery_controller_refuses_quietly,
             }
             raw_blocks {

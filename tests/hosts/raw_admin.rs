@@ -1,11 +1,12 @@
 //! Admin commands: log pages, features, identify, events, aborts, properties, the discovery controller.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use farside::host::raw::RawQueueId;
 use farside::host::wire::{self, Sqe};
 use nvme::Status;
 
-use crate::rig::{DISCOVERY_NQN, LIMIT, NQN, OTHER_NQN, Rig, Setup, assert_status};
+use crate::rig::{DISCOVERY_NQN, LIMIT, NQN, OTHER_NQN, Raw, Rig, Setup, assert_status, until};
 
 pub(crate) fn log_pages_serve_any_window_and_refuse_bad_offsets<R: Rig>() {
     let setup = Setup::<R>::start();
@@ -163,15 +164,68 @@ pub(crate) fn properties_are_readable_and_a_reset_aborts_nothing_twice<R: Rig>()
     let io = raw.io_up(1, 32);
     raw.alive(io);
     // Shutdown: CSTS.SHST says complete.
-    assert!(raw.call(admin, wire::property_set(0x14, 0x0046_4001)).status().is_success());
-    let deadline = std::time::Instant::now() + LIMIT;
-    loop {
-        let response = raw.call(admin, wire::property_get(0x1c, false));
-        if response.dword0() >> 2 & 3 == 2 {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "shutdown never completes");
+    assert!(raw.call(admin, wire::property_set(0x14, SHUT_DOWN)).status().is_success());
+    shuts_down(&mut raw, admin);
+}
+
+/// Controller Configuration with a normal shutdown asked for.
+const SHUT_DOWN: u32 = 0x0046_4001;
+
+/// CSTS.SHST: 0 none, 1 in progress, 2 complete.
+fn shutdown_status<R: Rig>(raw: &mut Raw<R>, admin: RawQueueId) -> u32 {
+    raw.call(admin, wire::property_get(0x1c, false)).dword0() >> 2 & 3
+}
+
+fn shuts_down<R: Rig>(raw: &mut Raw<R>, admin: RawQueueId) {
+    let deadline = Instant::now() + LIMIT;
+    while shutdown_status(raw, admin) != 2 {
+        assert!(Instant::now() < deadline, "shutdown never completes");
     }
+}
+
+/// CC.SHN: the volatile write caches of the subsystem's namespaces are flushed before CSTS.SHST says complete.
+pub(crate) fn shutdown_is_complete_when_the_caches_are_flushed<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let bystander = setup.bystander();
+    let (mut raw, admin, io) = setup.ready();
+    assert!(raw.write(io, 1, 0, &[0x5a; 4096]).is_success());
+    // Flushes are counted where they are dropped.
+    setup.faults.drop_flush(true);
+    setup.faults.stall();
+    assert!(raw.call(admin, wire::property_set(0x14, SHUT_DOWN)).status().is_success());
+    assert!(raw.host.end_of(io, LIMIT).is_some(), "the I/O queue survived a shutdown");
+    for _ in 0..20 {
+        assert_eq!(shutdown_status(&mut raw, admin), 1, "complete while the flush waits for the disk");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(setup.faults.dropped(), 0);
+    setup.faults.release();
+    shuts_down(&mut raw, admin);
+    assert_eq!(setup.faults.dropped(), 1, "flushes of the namespace behind the faults");
+    // A controller that was shut down and enabled again works.
+    assert!(raw.call(admin, wire::property_set(0x14, 0x0046_0000)).status().is_success());
+    raw.enable(admin);
+    let io = raw.io_up(1, 32);
+    assert!(raw.write(io, 1, 8, &[0xa5; 4096]).is_success());
+    bystander.check();
+}
+
+/// The host is not told that its data are safe when they may not be.
+pub(crate) fn shutdown_stays_incomplete_when_the_flush_fails<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let (mut raw, admin, io) = setup.ready();
+    setup.faults.fail_next(1);
+    assert!(raw.call(admin, wire::property_set(0x14, SHUT_DOWN)).status().is_success());
+    assert!(raw.host.end_of(io, LIMIT).is_some(), "the I/O queue survived a shutdown");
+    let failed = || setup.faults.failed() == 1;
+    until("the flush fails", failed);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(shutdown_status(&mut raw, admin), 1);
+    // A reset leads out, and the next shutdown succeeds.
+    assert!(raw.call(admin, wire::property_set(0x14, 0x0046_0000)).status().is_success());
+    raw.enable(admin);
+    assert!(raw.call(admin, wire::property_set(0x14, SHUT_DOWN)).status().is_success());
+    shuts_down(&mut raw, admin);
 }
 
 pub(crate) fn discovery_controller_refuses_quietly<R: Rig>() {
