@@ -13,6 +13,7 @@ mod raw_capsule;
 mod raw_connect;
 mod raw_fused;
 mod raw_limits;
+mod raw_rewrite;
 mod raw_transfer;
 
 /// A `#[test]` per scenario, on one rig.
@@ -55,6 +56,10 @@ macro_rules! every_scenario {
                 reads_never_exceed_the_depth_that_the_host_gave,
                 sixteen_descriptors_carry_a_megabyte,
                 every_in_capsule_size_works,
+            }
+            raw_rewrite {
+                data_rewritten_under_way_are_read_once,
+                ranges_rewritten_under_way_are_checked_and_used_as_one_copy,
             }
             raw_admin {
                 log_pages_serve_any_window_and_refuse_bad_offsets,

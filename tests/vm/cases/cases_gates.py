@@ -14,13 +14,15 @@ from guest.shell import equal, sh, true
 END = (*REFUSED, *RESET, (r"nvme nvme\d+: (failed nvme_keep_alive|rdma connection)", "the host gives the controller up"))
 
 
-def gate(field: str, offset: int, value: str, message: str):
-    """One wrong field of Identify Controller (CNS 01h): bytes in hexadecimal, and what the kernel says."""
+def gate(field: str, offset: int, value: str, message: str, *more: str):
+    """One wrong field of Identify Controller (CNS 01h): bytes in hexadecimal, and what the kernel says. `more` is laid over
+    other fields, where the host looks at this one only with those."""
 
     @case(providers=FARSIDE, allow=((message, "the refusal that the case asks for"), *END), name=f"wrong_{field}_is_refused_by_the_host")
     def wrong_field(lab):
         target = lab.serve(start=False)
-        target.arguments = ["--test-identify", f"1:{offset}:{value}"]
+        for wrong in (f"1:{offset}:{value}", *more):
+            target.arguments += ["--test-identify", wrong]
         target.start()
         before = len(sh("dmesg").splitlines())
         nvmecli.connect_is_refused(target.subsystems[0].nqn, target.address)
@@ -35,6 +37,8 @@ gate("kas", 320, "0000", r"keep-alive support is mandatory for fabrics")
 gate("sgls", 536, "01001000", r"Mandatory keyed sgls are not supported!")
 gate("ioccsz", 1792, "03000000", r"I/O queue command capsule supported size 3 < 4")
 gate("iorcsz", 1796, "00000000", r"I/O queue response capsule supported size 0 < 1")
+# Asymmetric namespace access (CMIC bit 3) makes the host look at MNAN.
+gate("mnan", 540, "00000000", r"Invalid MNAN value 0", "1:76:0b")
 gate("icdoff", 1800, "0100", r"icdoff is not supported!")
 
 

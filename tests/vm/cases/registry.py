@@ -25,6 +25,8 @@ class Case:
     allow: tuple[tuple[str, str], ...]
     #: boot with these kernel options; cases of other options get another boot
     append: tuple[str, ...]
+    #: what it runs besides farside (`machine/programs.py`)
+    programs: tuple[str, ...]
 
     def in_list(self, name: str) -> bool:
         return LISTS.index(self.list) <= LISTS.index(name)
@@ -33,7 +35,7 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), append=(), name=None):
+def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), append=(), name=None, programs=()):
     """Registers a function as a case. `list` is the shortest list that it is in; `name` stands for the function's own
     where one function makes several cases."""
 
@@ -43,8 +45,9 @@ def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), app
         if called in CASES:
             raise ValueError(f"two cases are called {called}")
         CASES[called] = Case(
-            called, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append)
-        )
+            called, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append),
+            tuple(programs),
+        )  # fmt: skip
         return function
 
     return register

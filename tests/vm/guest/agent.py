@@ -51,13 +51,13 @@ class KernelLog:
                 lines.append((int(level) & 7, f"[{int(micros) / 1e6:.3f}] {text}"))
 
 
-def lab(shared: Path | None = None, binary: str = ""):
+def lab(shared: Path | None = None, binary: str = "", programs: dict | None = None):
     """The guest's one lab."""
     global _lab
     if _lab is None:
         from guest.lab import Lab
 
-        _lab = Lab(shared, Path(binary))
+        _lab = Lab(shared, Path(binary), programs or {})
     return _lab
 
 
@@ -72,20 +72,21 @@ def run_case(name: str, provider: str) -> None:
     except Exception as error:
         failure = error
         if not isinstance(error, Skip):
-            _keep_evidence(here)
+            _keep_evidence(here, traceback.format_exc())
     faults = here.clear()
     if failure is not None:
         raise failure
     if faults:
-        _keep_evidence(here)
+        _keep_evidence(here, "\n".join(faults))
         raise Failed("; ".join(faults))
 
 
-def _keep_evidence(here) -> None:
+def _keep_evidence(here, failure: str) -> None:
+    """Before the case is cleaned up, which may take long or never end."""
     from guest.lab import evidence
 
     try:
-        (here.case_folder / "state.txt").write_text(evidence())
+        (here.case_folder / "state.txt").write_text(f"{failure}\n\n{evidence()}")
     except Exception as error:
         print("no evidence:", error, flush=True)
 
@@ -131,7 +132,7 @@ def _where(error: BaseException) -> str:
 def main() -> None:
     shared = Path(sys.argv[1])
     log = KernelLog()
-    lab(shared, sys.argv[2])
+    lab(shared, sys.argv[2], dict(argument.split("=", 1) for argument in sys.argv[3:]))
     _answer(shared, "ready", {"status": "ok", "dmesg": log.new()})
     number, last = 0, time.monotonic()
     while time.monotonic() - last < IDLE_SECONDS:

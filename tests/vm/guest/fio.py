@@ -93,9 +93,13 @@ class Running:
         return Result(self.output.read_text())
 
     def stop(self) -> None:
+        """Kills it; what waits for a disk ends when the disk does."""
         if self.running():
             self.process.kill()
-        self.process.wait()
+        try:
+            self.process.wait(30 * shell.patience)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"fio {self.name} did not end within 30 s of SIGKILL") from None
 
 
 def _output() -> Path:

@@ -15,8 +15,8 @@ SCRATCH = Path("/run/scratch")
 
 
 class Lab:
-    def __init__(self, shared: Path, binary: Path):
-        self.shared, self.binary = shared, binary
+    def __init__(self, shared: Path, binary: Path, programs: dict):
+        self.shared, self.binary, self._programs = shared, binary, programs
         self.provider = "verbs"
         self.case_folder = shared
         self.targets = []
@@ -41,6 +41,12 @@ class Lab:
 
     def skip(self, what: str) -> None:
         raise Skip(what)
+
+    def program(self, name: str) -> Path:
+        """A program that the case's declaration names."""
+        if name not in self._programs:
+            raise Skip(f"{name} was not built")
+        return Path(self._programs[name])
 
     def file(self, size=256 * 2**20, name=None) -> Path:
         """A sparse backing file on the scratch disk."""

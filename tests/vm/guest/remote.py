@@ -5,7 +5,6 @@ Arguments and results are plain JSON values. The target always serves one subsys
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from guest import network, nvmecli
@@ -14,7 +13,6 @@ from guest.lab import Lab, find_disk
 from guest.shell import eventually, modprobe, run, sh, sha256
 from guest.target import NQN, Namespace, Subsystem
 
-POWER = Path("/run/power")
 
 _jobs: dict[str, Running] = {}
 _writers: dict[str, subprocess.Popen] = {}
@@ -60,8 +58,9 @@ def identity(nqn: str, host_id: str) -> None:
 # The target's side.
 
 
-def serve(subsystems: list, **options) -> None:
-    """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}."""
+def serve(subsystems: list, name="disk", port=4420, arguments=(), **options) -> None:
+    """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}; they are called `name`1 and so on.
+    `arguments` are further ones of farside. A second target of a guest needs a name and a port of its own."""
     lab = _lab()
     made = []
     for number, files in enumerate(subsystems, 1):
@@ -69,8 +68,12 @@ def serve(subsystems: list, **options) -> None:
         for nsid, entry in enumerate(files, 1):
             path = Path(entry["file"]) if entry.get("file") else lab.file(entry["size"])
             namespaces.append(Namespace(nsid, "file", path, entry["size"], 4096))
-        made.append(Subsystem(f"{NQN}disk{number}", namespaces))
-    _targets.append(lab.serve(*made, addresses=[_address], **options))
+        made.append(Subsystem(f"{NQN}{name}{number}", namespaces))
+    target = lab.serve(*made, addresses=[_address], port=port, start=False, **options)
+    _targets.append(target)
+    if arguments:
+        target.arguments = list(arguments)
+    target.start()
 
 
 def backing_sha256(subsystem=0, namespace=0) -> str:
@@ -93,6 +96,18 @@ def target_running() -> bool:
     return _targets[-1].running
 
 
+def target_figures() -> dict:
+    """What farside says on SIGUSR1; {} of the kernel's target. Written bytes by NQN and by the number of the disk."""
+    if not _lab().is_farside:
+        return {}
+    found = _targets[-1].figures()
+    return {
+        "controllers": found.controllers, "queues": found.queues, "accepted": found.accepted, "rejected": found.rejected,
+        "read": {nqn.removeprefix(NQN): found.bytes_read(nqn, nsid) for nqn, nsid in found.traffic},
+        "written": {nqn.removeprefix(NQN): found.written(nqn, nsid) for nqn, nsid in found.traffic},
+    }  # fmt: skip
+
+
 def faults() -> list[str]:
     return [fault for target in _targets for fault in target.faults()]
 
@@ -100,16 +115,10 @@ def faults() -> list[str]:
 # The host's side.
 
 
-def connect(address: str, subsystem=1, io_queues=1, **options) -> list[str]:
+def connect(address: str, subsystem=1, io_queues=1, name="disk", port=4420, **options) -> list[str]:
     """[controller, disk]"""
-    controller = nvmecli.connect(f"{NQN}disk{subsystem}", address, io_queues=io_queues, **options)
+    controller = nvmecli.connect(f"{NQN}{name}{subsystem}", address, port, io_queues=io_queues, **options)
     return [controller.name, controller.disk()]
-
-
-def connect_seconds(address: str, subsystem=1, **options) -> float:
-    begun = time.monotonic()
-    connect(address, subsystem, **options)
-    return time.monotonic() - begun
 
 
 def disconnect_all() -> None:
@@ -167,19 +176,20 @@ def link(state: str) -> None:
 # Power loss: a disk without a cache on the machine, and a writer that notes what was promised to it.
 
 
-def power_disk(make: bool, options="commit=60") -> str:
-    """Mounts the disk that survives power loss; returns the folder."""
-    (disk,) = eventually("the power disk is there", lambda: find_disk("disk1"))[:1]
+def power_disk(number: int, make: bool) -> str:
+    """Mounts a disk that survives power loss, with a journal that commits by itself once a minute; returns the folder."""
+    (disk,) = eventually("the power disk is there", lambda: find_disk(f"disk{number}"))[:1]
     modprobe("ext4")
-    POWER.mkdir(exist_ok=True)
+    folder = Path(f"/run/power{number}")
+    folder.mkdir(exist_ok=True)
     if make:
         sh("mkfs.ext4", "-q", "-F", disk)
-    sh("mount", "-o", options, disk, POWER)
-    return str(POWER)
+    sh("mount", "-o", "commit=60", disk, folder)
+    return str(folder)
 
 
-def sync_power_disk() -> None:
-    sh("sync", "-f", POWER)
+def sync_power_disk(number: int) -> None:
+    sh("sync", "-f", f"/run/power{number}")
 
 
 def writer_start(name: str, disk: str, mode: str, span: int) -> None:

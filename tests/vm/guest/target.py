@@ -144,6 +144,13 @@ class FarsideTarget:
     def log(self) -> str:
         return self.logs[-1].read_text(errors="replace") if self.logs else ""
 
+    def figures(self) -> "Figures":
+        """What the target says of itself when it is asked by SIGUSR1."""
+        said = len(self.log())
+        self.signal(signal.SIGUSR1)
+        count = sum(len(subsystem.namespaces) for subsystem in self.subsystems)
+        return eventually("the target prints its figures", lambda: Figures.read(self.log()[said:], count))
+
     @property
     def pid(self) -> int:
         return self.process.pid
@@ -184,6 +191,41 @@ class FarsideTarget:
                 if "panicked at" in line or "AddressSanitizer" in line or "assertion failed" in line:
                     found.append(f"{log.name}: {line.strip()}")
         return found
+
+
+@dataclass
+class Figures:
+    """The lines that SIGUSR1 and the end of the target print."""
+
+    controllers: int
+    queues: int
+    under_way: int
+    accepted: int
+    rejected: int
+    #: (NQN, NSID) -> (reads, bytes read, writes, bytes written, errors)
+    traffic: dict
+
+    @classmethod
+    def read(cls, text: str, namespaces: int) -> "Figures | None":
+        """None until all of it is there."""
+        held = re.search(
+            r"^connected +(\d+) controllers, (\d+) queues, (\d+) commands under way; connections: (\d+) accepted, (\d+) rejected$",
+            text, re.MULTILINE,
+        )  # fmt: skip
+        rows = re.findall(
+            r"^traffic +(\S+) namespace (\d+): (\d+) reads of (\d+) bytes, (\d+) writes of (\d+) bytes, (\d+) errors$",
+            text, re.MULTILINE,
+        )  # fmt: skip
+        if not held or len(rows) < namespaces:
+            return None
+        traffic = {(nqn, int(nsid)): tuple(map(int, counts)) for nqn, nsid, *counts in rows}
+        return cls(*map(int, held.groups()), traffic)
+
+    def written(self, nqn: str, nsid=1) -> int:
+        return self.traffic[nqn, nsid][3]
+
+    def bytes_read(self, nqn: str, nsid=1) -> int:
+        return self.traffic[nqn, nsid][1]
 
 
 def subsystem_toml(subsystem: Subsystem) -> str:

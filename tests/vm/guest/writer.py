@@ -3,7 +3,6 @@
     writer.py DISK MODE SPAN NOTES
     dsync   every write carries FUA or is flushed (O_DSYNC); it is noted when it returns
     fsync   eight writes, one fdatasync; the eight are noted when it returns
-    none    no flush at all; noted when the write returns, though nothing was promised
 
 A block holds its number and its generation all over. Notes are lines `block generation`.
 """
@@ -35,7 +34,7 @@ def write_all(disk: str, mode: str, span: int, notes_path: str) -> None:
                     buffer[:] = pattern(block, generation)
                     if os.pwrite(device, buffer, block * BLOCK) != BLOCK:
                         raise OSError("short write")
-                    if mode != "fsync":
+                    if mode == "dsync":
                         notes.write(f"{block} {generation}\n")
                 if mode == "fsync":
                     os.fdatasync(device)

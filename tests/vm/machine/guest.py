@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from machine import paths
+from machine import paths, programs
 from machine.kernels import Kernel
 
 BOOT_SECONDS = 180
@@ -87,6 +87,7 @@ class Guest:
         self.requests = 0
         self.shared.mkdir(parents=True)
         agent = [sys.executable, paths.VM / "guest" / "agent.py", self.shared, paths.farside_binary()]
+        agent += [f"{name}={path}" for name, path in programs.built.items()]
         # sys.executable may be of a virtual environment; the guest has the same files.
         script = " ".join(shlex.quote(str(part)) for part in agent)
         qemu = [f"-serial file:{self.console}", *(d.options(i) for i, d in enumerate(self.disks))]

@@ -19,7 +19,9 @@ from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
 
-SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 1 * 2**30
+SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**29
+#: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
+POWER_DISKS = 3
 NEAR, FAR = "192.168.78.1", "192.168.78.2"
 
 
@@ -41,7 +43,7 @@ class Pair:
         """Boots both guests at once. The near one is the connecting end of the cable: only that end finds the other
         again after a reboot, as QEMU's listening end goes on listening."""
         port = _free_port()
-        self.near = self._guest("near", [SCRATCH_SIZE, POWER_SIZE], Cable(port, 1))
+        self.near = self._guest("near", [SCRATCH_SIZE, *[POWER_SIZE] * POWER_DISKS], Cable(port, 1))
         self.far = self._guest("far", [SCRATCH_SIZE], Cable(port, 0))
         self.far.begin()
         time.sleep(2)  # the listening end of the cable comes first
@@ -85,7 +87,7 @@ class Pair:
             path = self.folder / f"{name}{number}.img"
             with open(path, "wb") as disk:
                 disk.truncate(size)
-            disks.append(Disk(path, power_safe=number == 1))
+            disks.append(Disk(path, power_safe=number > 0))
         return Guest(name, self.kernel, self.folder, cpus=1, memory="2G", disks=disks, cable=cable)
 
 

@@ -2,7 +2,7 @@
 
 from cases import CASES
 from cases.registry import FARSIDE
-from machine import kernels, paths
+from machine import kernels, paths, programs
 from machine.report import Report
 from machine.session import Session
 
@@ -55,6 +55,7 @@ def execute(groups, report: Report, options) -> None:
             why = missing
             if provider in FARSIDE and not binary.exists():
                 why = why or f"farside is not built: cargo build --release ({binary.name} not found)"
+            why = why or programs.build(case.programs)
             if why:
                 report.skip(series, provider, case.name, why)
             else:
