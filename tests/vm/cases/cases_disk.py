@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from cases.allow import RECONNECT
+from cases.cases_faults import written
 from cases.registry import FARSIDE, case
 from guest import nvmecli
 from guest.fio import MIB, Running, fio
@@ -77,16 +78,18 @@ def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
     job = Running("stall", filename=disk, rw="randwrite", bs="16k", size=48 * MIB, iodepth=8, verify="crc32c", loops=2)
     lab.undo(job.stop)
     lab.undo(mapped.resume)
-    time.sleep(2)
-    true("fio writes", job.running())
+    eventually("fio writes", lambda: written(disk) > 2 * MIB, 30)
     mapped.stall()
     begun = time.monotonic()
     time.sleep(15)
     equal("state of the controller after three keep-alive periods", controller.state, "live")
     fio("other", filename=controller.disk(2), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
-    second = lab.connect(target, 1)
+    # An Abort of a command that is not there: bit 0 of its result says that nothing was aborted.
+    said = run("nvme", "admin-passthru", controller.device, "--opcode=8", "--cdw10=0xfff00001", timeout=10)
+    true(f"an Abort is answered: {said.stdout}{said.stderr}", "00000001" in said.stdout + said.stderr)
+    second = nvmecli.connect_without_tools(target.subsystems[1].nqn, target.address, controller)
     fio("new", filename=second.disk(), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
-    second.disconnect()
+    second.delete()
     while time.monotonic() - begun < 60:
         time.sleep(1)
         if lab.is_farside:
@@ -111,7 +114,7 @@ def the_host_aborts_what_a_stalled_disk_holds_and_recovers(lab):
     job = Running("abort", filename=disk, rw="randwrite", bs="16k", size=48 * MIB, iodepth=8, verify="crc32c", loops=2)
     lab.undo(job.stop)
     lab.undo(mapped.resume)
-    time.sleep(2)
+    eventually("fio writes", lambda: written(disk) > 2 * MIB, 30)
     mapped.stall()
     time.sleep(30)
     mapped.resume()

@@ -3,12 +3,12 @@
 import json
 import subprocess
 
-from cases.allow import RECONNECT, REFUSED
-from cases.registry import case
+from cases.allow import RECONNECT, REFUSED, RESET
+from cases.registry import FARSIDE, case
 from guest import network, nvmecli, shell
 from guest.fio import MIB, Running, fio
 from guest.shell import eventually, equal, run, sh, true
-from guest.target import NQN, Subsystem
+from guest.target import NQN, Namespace, Subsystem
 
 
 def works(lab, target, address: str, **options):
@@ -48,6 +48,23 @@ def a_vlan_interface_is_served(lab):
     target = lab.serve(addresses=[address])
     works(lab, target, address)
     true("nobody listens on the other address", nvmecli.connect_is_refused(target.subsystems[0].nqn, lab.address))
+
+
+@case(providers=FARSIDE, allow=(*REFUSED, *RESET, (r"Duplicate cntlid \d+ with nvme\d+, subsys", "the refusal that the case asks for")))
+def two_targets_of_one_subsystem_need_controller_ids_of_their_own(lab):
+    """Two processes, as on two machines, serve the same subsystem: the host refuses a controller ID that it has already."""
+    subsystem = Subsystem(NQN + "disk1", [Namespace(1, "null", size=64 * MIB, uuid="6d1a0a2e-6e51-4c0e-9a8e-1f8f5b1b7c02")])
+    small = {"reactors": 1, "pool_size": "8M", "receive_slots": 512}
+    first = lab.serve(subsystem, **small)
+    controller = lab.connect(first)
+    second = lab.serve(subsystem, port=4421, **small)
+    nvmecli.connect_is_refused(subsystem.nqn, second.address, second.port)
+    true("the kernel says why", "Duplicate cntlid" in sh("dmesg"))
+    second.stop()
+    apart = lab.serve(subsystem, port=4422, cntlid_min=1000, cntlid_max=1999, **small)
+    other = lab.connect(apart)
+    equal("controller IDs", [int(c.attribute("cntlid")) for c in (controller, other)], [1, 1000])
+    equal("one disk over both", controller.disk(), other.disk())
 
 
 def second_device(lab) -> str:

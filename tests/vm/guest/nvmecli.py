@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from guest.shell import Failed, equal, eventually, read, run, sh
+from guest.shell import Failed, equal, eventually, read, run, sh, write
 
 CLASS = Path("/sys/class/nvme")
 
@@ -86,6 +86,12 @@ class Controller:
             raise Failed(f"nvme disconnect said {said!r}")
 
 
+    def delete(self, timeout=15.0) -> None:
+        """Disconnects without the tools (see `connect_without_tools`)."""
+        write(self.sysfs / "delete_controller", 1)
+        eventually(f"{self.name} is gone", lambda: not self.sysfs.exists(), timeout)
+
+
 def subsystem_of(controller: str) -> Path | None:
     for folder in Path("/sys/class/nvme-subsystem").glob("nvme-subsys*"):
         if (folder / controller).exists():
@@ -114,6 +120,22 @@ def connect(nqn: str, address: str, port: int = 4420, io_queues=2, timeout=30.0,
     equal("transport in sysfs", controller.attribute("transport"), "rdma")
     eventually(f"{controller.name} is live", controller.live, timeout)
     return controller
+
+
+def connect_without_tools(nqn: str, address: str, like: Controller, port: int = 4420, io_queues=2) -> Controller:
+    """Connects as the host that another controller belongs to. nvme-cli opens every disk of the host before it connects,
+    and waits for those that udev holds while they stall."""
+    words = {
+        "nqn": nqn, "transport": "rdma", "traddr": address, "trsvcid": port, "nr_io_queues": io_queues,
+        "hostnqn": like.attribute("hostnqn"), "hostid": like.attribute("hostid"),
+    }  # fmt: skip
+    try:
+        with open("/dev/nvme-fabrics", "r+b", buffering=0) as fabrics:
+            fabrics.write(",".join(f"{key}={value}" for key, value in words.items()).encode())
+            answer = fabrics.read(200).decode()
+    except OSError as error:
+        raise Failed(f"connect to {nqn} by /dev/nvme-fabrics: {error.strerror}") from None
+    return Controller("nvme" + answer.split("instance=")[1].split(",")[0].strip())
 
 
 def connect_arguments(nqn: str, address: str, port: int, io_queues, **options) -> list:
