@@ -38,7 +38,7 @@ fn call_while<R: Rig>(
 /// From the end to the beginning, against the way the target reads.
 fn flip(turn: usize, bytes: &mut [u8]) {
     for piece in bytes.chunks_mut(4096).rev() {
-        piece.fill(if turn % 2 == 0 { 0xaa } else { 0x55 });
+        piece.fill(if turn.is_multiple_of(2) { 0xaa } else { 0x55 });
     }
 }
 

@@ -47,7 +47,7 @@ def resident(options: dict) -> int:
     return registered(options) + options["reactors"] * options["receive_slots"] * 1536 + 16 * MIB
 
 
-@case(providers=("verbs",), timeout=180)
+@case(list="all", providers=("verbs",), timeout=180)
 def memory_is_what_the_documented_formula_says(lab):
     """The default sizes, then others, with a host that used every size of buffer."""
     default = {"reactors": 2, "pool_size": 64 * MIB, "receive_slots": 4096, "in_capsule_data": 4 * KIB}
@@ -58,7 +58,8 @@ def memory_is_what_the_documented_formula_says(lab):
         for bs in ("512", "16k", "1m"):
             fio("use", filename=controller.disk(), rw="randrw", bs=bs, size=8 * MIB, iodepth=32)
         entries = json.loads(sh("rdma", "-j", "resource", "show", "mr"))
-        regions = sum(entry["mrlen"] for entry in entries if entry.get("pid") == target.pid)
+        tasks = {int(task.name) for task in Path(f"/proc/{target.pid}/task").iterdir()}
+        regions = sum(entry["mrlen"] for entry in entries if entry.get("pid") in tasks)
         status = Path(f"/proc/{target.pid}/status").read_text()
         rss = int(status.split("VmRSS:")[1].split()[0]) * KIB
         said = f"registered {regions / MIB:.1f} MiB, resident {rss / MIB:.1f} MiB with {options}"

@@ -136,7 +136,7 @@ WRITERS = {
 }
 
 
-@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+@case(list="all", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
 def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
     """Three hosts' writes at once, each on a file system of its own: with fsync, with O_DSYNC, and with fsync to a target that
     answers Flush without doing it. That one has to lose something, or the others prove nothing."""
