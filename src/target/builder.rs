@@ -5,21 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use nvme::registry::{
-    Listener, NamespaceConfig, NamespaceLimits, RdmaProvider, Registry, RegistryConfig, SubsystemConfig,
-};
+use nvme::registry::{Listener, NamespaceConfig, NamespaceLimits, RdmaProvider, Registry, RegistryConfig};
 use tracing::{error, info};
 use uuid::Uuid;
 
 use super::control::ControlThread;
-use super::counters::{Counters, IoSource, IoTotals, count};
-use super::namespace::{IoCounters, Published};
+use super::counters::{Counters, IoTotals, count};
+use super::live::{ListenerMap, Live, subsystem_config};
+use super::namespace::Published;
 use super::operate::Running;
 use super::options::Options;
 use super::reactor::{Reactor, open_ring};
 use super::shared::{ControlMessage, Shared};
 use crate::backend::{Backend, BackendInfo};
-use crate::config::{derive_serial, derive_uuid};
+use crate::config::derive_uuid;
 use crate::rdma::{DeviceInfo, Provider};
 
 /// Submission queue entries of a reactor's ring.
@@ -138,12 +137,23 @@ pub struct ServedNamespace {
 }
 
 /// Collects what a target is to serve; see [`Target::builder`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct TargetBuilder {
     options: Options,
     subsystems: Vec<SubsystemSpec>,
     listeners: Vec<(SocketAddr, Option<u8>)>,
     identify_overrides: Vec<nvme::registry::IdentifyOverride>,
+    /// What stands for a wildcard, for listeners that come later too.
+    listener_map: Option<ListenerMap>,
+}
+
+impl fmt::Debug for TargetBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { options, subsystems, listeners, .. } = self;
+        let mut debug = f.debug_struct("TargetBuilder");
+        debug.field("options", options).field("subsystems", subsystems).field("listeners", listeners);
+        debug.finish_non_exhaustive()
+    }
 }
 
 /// A running target. Dropping it shuts it down.
@@ -151,8 +161,8 @@ pub struct Target {
     served: Served,
     counters: Box<dyn Fn() -> Counters + Send + Sync>,
     pub(super) running: Box<dyn Running>,
-    totals: Box<dyn Fn() -> Vec<IoTotals> + Send + Sync>,
-    stop: Option<Box<dyn FnOnce() + Send>>,
+    pub(super) live: Live,
+    stop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl fmt::Debug for Target {
@@ -179,7 +189,7 @@ impl Target {
 
     /// What hosts did with each namespace since the start.
     pub fn io_totals(&self) -> Vec<IoTotals> {
-        (self.totals)()
+        self.status().subsystems.into_iter().flat_map(|one| one.namespaces).map(|one| one.io).collect()
     }
 
     /// Stops listening, lets commands finish (up to 1.5 s), disconnects every host, ends the threads. Returns what hosts
@@ -252,20 +262,12 @@ impl TargetBuilder {
             identify_overrides: self.identify_overrides.clone(),
             ..RegistryConfig::default()
         });
-        let (mut published, mut served, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut published, mut served) = (Vec::new(), Vec::new());
         for subsystem in &self.subsystems {
             let refuse = |error: nvme::registry::ConfigError| {
                 TargetError::new(format!("subsystem {}", subsystem.nqn), error, "")
             };
-            let id = registry
-                .add_subsystem(&SubsystemConfig {
-                    nqn: subsystem.nqn.clone(),
-                    serial: subsystem.serial.clone().unwrap_or_else(|| derive_serial(&subsystem.nqn)),
-                    model: subsystem.model.clone(),
-                    allow_any_host: subsystem.allow_any_host,
-                    hosts: subsystem.hosts.clone(),
-                })
-                .map_err(refuse)?;
+            let id = registry.add_subsystem(&subsystem_config(subsystem)).map_err(refuse)?;
             let mut namespaces = Vec::new();
             for spec in &subsystem.namespaces {
                 let info = spec.backend.info();
@@ -280,9 +282,7 @@ impl TargetBuilder {
             }
             for view in registry.namespace_views(id) {
                 let Some(spec) = subsystem.namespaces.iter().find(|spec| spec.nsid == view.nsid) else { continue };
-                let counters: Arc<[_]> = (0..options.reactors).map(|_| IoCounters::default()).collect();
-                sources.push(IoSource::new(&subsystem.nqn, view.nsid, &counters));
-                published.push(Published { subsystem: id, view, backend: Arc::clone(&spec.backend), counters });
+                published.push(Published::new(id, &subsystem.nqn, view, spec, options.reactors));
             }
             served.push((subsystem.nqn.clone(), namespaces));
         }
@@ -294,7 +294,7 @@ impl TargetBuilder {
         }
         // Reactors are made with all of this: there is nothing to tell them.
         while registry.poll_event().is_some() {}
-        Ok(Built { registry, published, served, sources })
+        Ok(Built { registry, published, served })
     }
 
     /// Reactor threads that it will have.
@@ -303,12 +303,16 @@ impl TargetBuilder {
     }
 
     /// Replaces each listener by those that stand for it.
-    pub(crate) fn map_listeners(mut self, replace: impl Fn(SocketAddr) -> Vec<SocketAddr>) -> Self {
+    pub(crate) fn map_listeners(
+        mut self,
+        replace: impl Fn(SocketAddr) -> Vec<SocketAddr> + Send + Sync + 'static,
+    ) -> Self {
         let listeners = std::mem::take(&mut self.listeners);
         let replaced = listeners
             .into_iter()
             .flat_map(|(address, tos)| replace(address).into_iter().map(move |address| (address, tos)));
         self.listeners = replaced.collect();
+        self.listener_map = Some(Arc::new(replace));
         self
     }
 
@@ -324,13 +328,13 @@ impl TargetBuilder {
     /// Starts everything, or nothing.
     pub fn start<P: Provider>(self, provider: P) -> Result<Target, TargetError> {
         let provider = Arc::new(provider);
-        let Built { registry, published, served: subsystems, sources } = self.build_registry()?;
+        let Built { registry, published, served: subsystems } = self.build_registry()?;
         let options = self.options;
         let shared = Shared::<P>::new(registry, options.clone())
             .map_err(|error| TargetError::new("eventfd", error, "raise the limit of open files (ulimit -n)"))?;
         shared.with_control(|control| {
             for namespace in &published {
-                control.counters.entry(namespace.subsystem).or_default().push(Arc::clone(&namespace.counters));
+                control.published.insert((namespace.subsystem, namespace.view.nsid), namespace.clone());
             }
         });
         let shared = Arc::new(shared);
@@ -359,9 +363,9 @@ impl TargetBuilder {
             remarks,
         };
         let running = Box::new(Arc::clone(&shared));
+        let live = Live::new(self.listener_map);
         let counters = Box::new(move || count(&shared));
-        let totals = Box::new(move || sources.iter().map(IoSource::totals).collect());
-        Ok(Target { served, counters, totals, running, stop: Some(Box::new(move || threads.stop())) })
+        Ok(Target { served, counters, running, live, stop: Some(Box::new(move || threads.stop())) })
     }
 }
 
@@ -370,7 +374,6 @@ struct Built {
     registry: Registry,
     published: Vec<Published>,
     served: Vec<(String, Vec<ServedNamespace>)>,
-    sources: Vec<IoSource>,
 }
 
 /// The threads of a target; stopped in order when dropped.
@@ -480,7 +483,11 @@ impl From<crate::rdma::RdmaError> for TargetError {
 }
 
 /// A namespace in the registry's words: sizes in logical blocks, identifiers filled in.
-fn namespace_config(nqn: &str, spec: &NamespaceSpec, info: &BackendInfo) -> Result<NamespaceConfig, TargetError> {
+pub(super) fn namespace_config(
+    nqn: &str,
+    spec: &NamespaceSpec,
+    info: &BackendInfo,
+) -> Result<NamespaceConfig, TargetError> {
     let object = || format!("namespace {} of {nqn} ({})", spec.nsid, info.name);
     let block_size = spec.block_size.unwrap_or_else(|| info.block_size.max(512));
     if block_size < info.block_size {

@@ -14,7 +14,6 @@ use tracing::{debug, warn};
 
 use super::fused::Pairing;
 use super::memory::{Home, SlotId};
-use super::namespace::IoCounters;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, RequestId, State, Subject, Tag};
@@ -252,9 +251,7 @@ impl<P: Provider> Reactor<P> {
         let (ctrl, subsystem) = (association.ctrl, association.subsystem);
         let action = self.shared.with_control(|control| {
             if command.reads_counters() {
-                let counters = IoCounters::total(
-                    control.counters.get(&subsystem).into_iter().flatten().flat_map(|all| all.iter()),
-                );
+                let counters = control.io_counters(subsystem);
                 control.registry.set_io_counters(subsystem, counters);
             }
             control.registry.admin(ctrl, &command, None, now)

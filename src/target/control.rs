@@ -69,6 +69,14 @@ impl<P: Provider> ControlThread<P> {
         Ok(listening.device)
     }
 
+    fn unlisten(&mut self, address: SocketAddr) {
+        for listener in self.listeners.extract_if(.., |listener| listener.address == address) {
+            if let Some(id) = listener.id {
+                self.cm.unlisten(id);
+            }
+        }
+    }
+
     /// The thread's loop, until told to stop.
     pub(crate) fn run(mut self) {
         let clock = self.shared.clock;
@@ -96,6 +104,13 @@ impl<P: Provider> ControlThread<P> {
                     self.reactor_of.remove(&conn);
                 }
                 ControlMessage::Deadline => {}
+                ControlMessage::Listen { address, tos, answer } => {
+                    let _ = answer.send(self.listen(address, tos).map(drop));
+                }
+                ControlMessage::Unlisten { address, answer } => {
+                    self.unlisten(address);
+                    let _ = answer.send(Ok(()));
+                }
                 ControlMessage::DeviceReleased(device) => debug!(device = device.0, "device released"),
                 ControlMessage::Stop => self.stop(),
                 ControlMessage::End => self.stopping = true,

@@ -1,9 +1,8 @@
 //! What a running target holds and has done, for its owner to look at; reading costs the reactors nothing.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::namespace::IoCounters;
+use super::namespace::{IoCounters, Published};
 use super::shared::Shared;
 use crate::rdma::Provider;
 
@@ -50,24 +49,12 @@ pub struct IoTotals {
     pub errors: u64,
 }
 
-/// Where the totals of a namespace come from.
-#[derive(Debug)]
-pub(crate) struct IoSource {
-    nqn: String,
-    nsid: u32,
-    counters: Arc<[IoCounters]>,
-}
-
-impl IoSource {
-    pub(crate) fn new(nqn: &str, nsid: u32, counters: &Arc<[IoCounters]>) -> Self {
-        Self { nqn: nqn.to_owned(), nsid, counters: Arc::clone(counters) }
-    }
-
+impl Published {
     pub(crate) fn totals(&self) -> IoTotals {
         let sum = IoCounters::total(self.counters.iter());
         IoTotals {
-            nqn: self.nqn.clone(),
-            nsid: self.nsid,
+            nqn: self.nqn.to_string(),
+            nsid: self.view.nsid,
             reads: sum.read_commands,
             bytes_read: sum.bytes_read,
             writes: sum.write_commands,

@@ -7,6 +7,7 @@
 //! data      buffer and credits reserved -> RDMA READs
 //! execute   backend, registry
 //! data      RDMA WRITEs and the response behind them
+//! live      changes of a running target: namespaces, subsystems, hosts, listeners come and go
 //! shutdown  flushes before a shutdown is called complete
 //! teardown  error state -> flushed -> destroyed -> forgotten
 //! ```
@@ -21,6 +22,7 @@ mod counters;
 mod data;
 mod execute;
 mod fused;
+mod live;
 mod locks;
 mod mailbox;
 mod memory;
@@ -39,5 +41,6 @@ mod ticket;
 
 pub use builder::{NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
 pub use counters::{Counters, IoTotals};
+pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus};
 pub use nvme::registry::WriteProtection;
 pub use options::{MemoryPlan, Options};

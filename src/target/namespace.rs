@@ -9,7 +9,7 @@ use nvme::status::Status;
 
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
-use crate::backend::{Backend, BackendError, IoQueue, QueueContext};
+use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueContext, Submit};
 
 /// What a host did with a namespace through one reactor; written by that reactor alone.
 #[derive(Debug, Default)]
@@ -45,6 +45,7 @@ impl IoCounters {
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) subsystem: SubsystemId,
+    pub(crate) nqn: Arc<str>,
     pub(crate) view: NamespaceView,
     pub(crate) backend: Arc<dyn Backend>,
     /// One per reactor.
@@ -68,7 +69,21 @@ pub(crate) struct Namespace {
     /// It has to be polled while operations are pending.
     pub(crate) polled: bool,
     pub(crate) counters: Arc<[IoCounters]>,
-    _backend: Arc<dyn Backend>,
+    /// Held while the queue is open; `None` once the namespace was removed and drained.
+    backend: Option<Arc<dyn Backend>>,
+}
+
+/// In the place of a removed namespace's queue.
+struct Vacant;
+
+impl IoQueue for Vacant {
+    fn submit(&mut self, io: Io) -> Submit {
+        Submit::Done(IoDone { token: io.token, result: Err(IoError::Gone), data: io.data })
+    }
+
+    fn completes_on_ring(&self) -> bool {
+        true
+    }
 }
 
 /// No view has this number.
@@ -141,7 +156,7 @@ impl Namespaces {
         if ids.len() <= nsid {
             ids.resize(nsid + 1, 0);
         }
-        self.list.push(Namespace {
+        let namespace = Namespace {
             key: (published.subsystem, published.view.nsid),
             view: published.view,
             epoch: 0,
@@ -153,10 +168,23 @@ impl Namespaces {
             pending: 0,
             polled,
             counters: published.counters,
-            _backend: published.backend,
-        });
-        ids[nsid] = self.list.len() as u32;
+            backend: Some(published.backend),
+        };
+        let at = self.list.iter().position(|namespace| namespace.backend.is_none()).unwrap_or(self.list.len());
+        if at == self.list.len() {
+            self.list.push(namespace);
+        } else {
+            self.list[at] = namespace;
+        }
+        ids[nsid] = at as u32 + 1;
         Ok(())
+    }
+
+    /// Closes the queue of a removed namespace that no command refers to any more. Its index may be given to another.
+    pub(crate) fn vacate(&mut self, at: u32) {
+        let namespace = &mut self.list[at as usize];
+        (namespace.queue, namespace.polled) = (Box::new(Vacant), false);
+        namespace.backend = None;
     }
 
     /// Index of a namespace, by the place of its subsystem and its NSID.
@@ -170,9 +198,9 @@ impl Namespaces {
         self.find(place as u32, nsid)
     }
 
-    /// New commands do not find it any more; those in progress go on.
-    pub(crate) fn remove(&mut self, key: NamespaceKey) {
-        let Some(at) = self.find_key(key) else { return };
+    /// New commands do not find it any more; those in progress go on, at the index that comes back.
+    pub(crate) fn remove(&mut self, key: NamespaceKey) -> Option<u32> {
+        let at = self.find_key(key)?;
         let namespace = &mut self[at];
         namespace.removed = true;
         namespace.changed();
@@ -181,6 +209,7 @@ impl Namespaces {
         {
             *entry = 0;
         }
+        Some(at)
     }
 
     /// Indices of the namespaces of a subsystem, by its place.

@@ -4,19 +4,37 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use nvme::Nqn;
 use nvme::registry::{ConfigError, Drain, Registry, SubsystemId, WriteProtection};
 
 use super::builder::{Target, TargetError};
+use super::live::OpenNamespace;
 use super::locks::NamespaceKey;
-use super::shared::Shared;
+use super::shared::{Control, ControlMessage, Message, Shared};
+use super::ticket::Ticket;
 use crate::rdma::Provider;
 
 /// A running target, whatever its provider.
 pub(crate) trait Running: Send + Sync {
     /// Works on the registry and carries out what follows.
     fn change(&self, work: &mut dyn FnMut(&mut Registry));
+
+    /// Works on all that changes by the control plane, and carries out what follows.
+    fn control(&self, work: &mut dyn FnMut(&mut Control));
+
+    /// Opens a namespace on every reactor; how many answers there will be.
+    fn open(&self, order: &OpenNamespace) -> usize;
+
+    /// Has every reactor let go of the ticket when it has closed a removed namespace's storage.
+    fn retire(&self, key: NamespaceKey, ticket: &Ticket);
+
+    /// Tells the control thread.
+    fn tell(&self, message: ControlMessage);
+
+    /// The target's clock.
+    fn now(&self) -> Duration;
 
     /// Waits until every reactor acts on the last change and its commands that `drain` names have ended.
     fn settle(&self, key: NamespaceKey, drain: Drain);
@@ -25,6 +43,27 @@ pub(crate) trait Running: Send + Sync {
 impl<P: Provider> Running for Arc<Shared<P>> {
     fn change(&self, work: &mut dyn FnMut(&mut Registry)) {
         self.with_control(|control| work(&mut control.registry));
+    }
+
+    fn control(&self, work: &mut dyn FnMut(&mut Control)) {
+        self.with_control(work);
+    }
+
+    fn open(&self, order: &OpenNamespace) -> usize {
+        self.broadcast(|| Message::OpenNamespace(order.clone()));
+        self.reactors.len()
+    }
+
+    fn retire(&self, key: NamespaceKey, ticket: &Ticket) {
+        self.broadcast(|| Message::Retire { key, ticket: ticket.clone() });
+    }
+
+    fn tell(&self, message: ControlMessage) {
+        self.control_mail.send(message);
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now()
     }
 
     fn settle(&self, key: NamespaceKey, drain: Drain) {

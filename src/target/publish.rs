@@ -87,11 +87,15 @@ impl<P: Provider> Shared<P> {
 
 impl<P: Provider> Reactor<P> {
     /// A namespace looks different from now on; `None`: it is gone.
-    pub(crate) fn publish(&mut self, key: NamespaceKey, view: Option<NamespaceView>) {
+    pub(crate) fn publish(&mut self, key: NamespaceKey, view: Option<NamespaceView>, now: Duration) {
         let Some(at) = self.namespaces.find_key(key) else { return };
         match view {
             Some(view) => self.namespaces[at].set_view(view),
-            None => self.namespaces.remove(key),
+            None => {
+                self.retire(key);
+                // What waits for a lock there would wait for ever.
+                self.retry_locked(at, now);
+            }
         }
     }
 
@@ -121,9 +125,12 @@ impl<P: Provider> Reactor<P> {
     /// A lock goes: what waited for it is looked at again.
     pub(crate) fn unlock(&mut self, key: NamespaceKey, id: LockId, now: Duration) {
         let Some(at) = self.namespaces.find_key(key) else { return };
-        let namespace = &mut self.namespaces[at];
-        namespace.remove_lock(id);
-        for (request, generation) in std::mem::take(&mut namespace.locked) {
+        self.namespaces[at].remove_lock(id);
+        self.retry_locked(at, now);
+    }
+
+    fn retry_locked(&mut self, at: u32, now: Duration) {
+        for (request, generation) in std::mem::take(&mut self.namespaces[at].locked) {
             let waits = self.requests.find(request, generation).is_some_and(|request| request.state == State::Locked);
             if waits {
                 self.execute(request, now);

@@ -15,6 +15,7 @@ use std::time::Duration;
 use slab::Slab;
 use tracing::{debug, error, warn};
 
+use super::live::Retiring;
 use super::memory::Memory;
 use super::namespace::Namespaces;
 use super::publish::Awaited;
@@ -84,6 +85,7 @@ pub(crate) struct Reactor<P: Provider> {
     /// Commands in progress whose end somebody waits for.
     pub(crate) awaited: Vec<Awaited>,
     pub(crate) shutdowns: Slab<ShutdownFlush>,
+    pub(crate) retiring: Vec<Retiring>,
     pub(crate) draining_since: Option<Duration>,
     pub(crate) log_budget: LogBudget,
     next_event_check: Duration,
@@ -123,6 +125,7 @@ impl<P: Provider> Reactor<P> {
             polled_pending: 0,
             awaited: Vec::new(),
             shutdowns: Slab::new(),
+            retiring: Vec::new(),
             draining_since: None,
             log_budget: LogBudget::default(),
             next_event_check: Duration::ZERO,
@@ -185,6 +188,9 @@ impl<P: Provider> Reactor<P> {
         }
         if self.closing > 0 || self.draining_since.is_some() {
             self.advance_teardown(now);
+        }
+        if !self.retiring.is_empty() {
+            self.retire_drained();
         }
         if now >= self.next_event_check {
             self.next_event_check = now + EVENT_CHECK;
@@ -335,13 +341,15 @@ impl<P: Provider> Reactor<P> {
                     shared.reactors[asker.reactor as usize].mailbox.send(Message::AbortDone { asker, aborted });
                 }
                 Message::AbortDone { asker, aborted } => self.abort_done(asker, aborted, now),
-                Message::Publish { key, view } => self.publish(key, view),
+                Message::Publish { key, view } => self.publish(key, view, now),
                 Message::Settle { key, drain, ticket } => self.settle(key, drain, ticket),
                 Message::Settled { owner } => self.settled(owner, now),
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
                 Message::Unlock { key, id } => self.unlock(key, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
                 Message::FlushForShutdown { ctrl, subsystem } => self.flush_for_shutdown(ctrl, subsystem),
+                Message::OpenNamespace(order) => self.open_live(order),
+                Message::Retire { key, ticket } => self.retired(key, ticket),
                 Message::Drain => self.draining_since = Some(now),
             }
         }
@@ -404,8 +412,9 @@ impl<P: Provider> Reactor<P> {
     fn next_timeout(&self, now: Duration) -> Option<Duration> {
         let devices = self.devices.iter().flatten().filter_map(|device| device.endpoint.next_timeout());
         let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
-        let fences = (self.fenced_queues > 0).then(|| now + Duration::from_millis(1));
-        devices.chain(teardown).chain(fences).min().map(|due| due.saturating_sub(now))
+        let waits = self.fenced_queues > 0 || !self.retiring.is_empty();
+        let waits = waits.then(|| now + Duration::from_millis(1));
+        devices.chain(teardown).chain(waits).min().map(|due| due.saturating_sub(now))
     }
 
     /// Whether a drained reactor may end.

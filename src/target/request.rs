@@ -292,6 +292,13 @@ impl Requests {
         self.slots.get(id as usize).filter(|slot| slot.generation == generation && slot.state != State::Free)
     }
 
+    /// Whether any request is about a namespace of this reactor.
+    pub(crate) fn on_namespace(&self, at: u32) -> bool {
+        self.slots
+            .iter()
+            .any(|slot| slot.state != State::Free && matches!(slot.job, Job::Io { namespace, .. } if namespace == at))
+    }
+
     /// Requests of one namespace that are in progress in its backend.
     pub(crate) fn in_backend(&self, at: u32, matches: impl Fn(&IoCommand) -> bool) -> impl Iterator<Item = RequestId> {
         let in_progress = move |slot: &Request| match slot.job {

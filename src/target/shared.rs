@@ -3,22 +3,25 @@
 //! Nothing here is touched per I/O but two relaxed atomics: a queue's activity stamp (written by its reactor alone) and a
 //! host's fence (read, and written only when a connection died with writes under way).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::Sender;
 use nvme::completion::Completion;
 use nvme::io::{IoLimits, NamespaceView};
 use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
 
+use super::live::OpenNamespace;
 use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
 use super::mailbox::Mailbox;
-use super::namespace::IoCounters;
+use super::namespace::{IoCounters, Published};
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
 use super::ticket::Ticket;
-use crate::rdma::{ConnId, DeviceId, Provider};
+use crate::rdma::{ConnId, DeviceId, Provider, RdmaError};
 
 /// Where a queue lives. The generation tells it from a later one in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,8 +95,12 @@ pub(crate) struct Control {
     pub(crate) registry: Registry,
     pub(crate) queues: HashMap<ControllerId, Vec<QueueRef>>,
     fences: HashMap<(SubsystemId, [u8; 16]), Arc<Fence>>,
-    /// I/O counters of each namespace of a subsystem.
-    pub(crate) counters: HashMap<SubsystemId, Vec<Arc<[IoCounters]>>>,
+    /// Every namespace that is served, as the reactors have it.
+    pub(crate) published: BTreeMap<(SubsystemId, u32), Published>,
+    /// Changes that the reactors do not all know yet: until they do, hosts are not told.
+    pub(crate) changes: u32,
+    /// What hosts are told then.
+    held_events: VecDeque<Event>,
     /// Controllers whose shutdown ends when their I/O queues are gone.
     pub(crate) shutting_down: Vec<ControllerId>,
 }
@@ -104,7 +111,9 @@ impl Control {
             registry,
             queues: HashMap::new(),
             fences: HashMap::new(),
-            counters: HashMap::new(),
+            published: BTreeMap::new(),
+            changes: 0,
+            held_events: VecDeque::new(),
             shutting_down: Vec::new(),
         }
     }
@@ -114,6 +123,33 @@ impl Control {
         // Hosts come and go; fences that nobody holds are dropped when a new one is made.
         self.fences.retain(|_, fence| Arc::strong_count(fence) > 1 || fence.is_up());
         Arc::clone(self.fences.entry((subsystem, host_id)).or_default())
+    }
+
+    /// The next event to carry out. While a change is not known everywhere, only what makes it known.
+    fn next_event(&mut self) -> Option<Event> {
+        if self.changes == 0
+            && let Some(event) = self.held_events.pop_front()
+        {
+            return Some(event);
+        }
+        loop {
+            let event = self.registry.poll_event()?;
+            if self.changes == 0 || matches!(event, Event::Publish { .. }) {
+                return Some(event);
+            }
+            self.held_events.push_back(event);
+        }
+    }
+
+    /// What hosts did with a subsystem's namespaces.
+    pub(crate) fn io_counters(&self, subsystem: SubsystemId) -> nvme::registry::IoCounters {
+        IoCounters::total(self.published_of(subsystem).flat_map(|(_, published)| published.counters.iter()))
+    }
+
+    /// A subsystem's namespaces by NSID.
+    pub(crate) fn published_of(&self, subsystem: SubsystemId) -> impl Iterator<Item = (u32, &Published)> {
+        let namespaces = self.published.range((subsystem, 0)..=(subsystem, u32::MAX));
+        namespaces.map(|((_, nsid), published)| (*nsid, published))
     }
 }
 
@@ -149,6 +185,10 @@ pub(crate) enum Message<P: Provider> {
     Granted { owner: RequestRef, id: LockId },
     /// Flush a subsystem, then complete the shutdown of a controller.
     FlushForShutdown { ctrl: ControllerId, subsystem: SubsystemId },
+    /// Open one more namespace.
+    OpenNamespace(OpenNamespace),
+    /// Let go of the ticket when the storage of a removed namespace is closed.
+    Retire { key: NamespaceKey, ticket: Ticket },
     /// Finish what is under way, disconnect everything, end.
     Drain,
 }
@@ -168,6 +208,10 @@ pub(crate) enum ControlMessage {
     Gone(ConnId),
     /// A deadline may be earlier than it was.
     Deadline,
+    /// Listen on one more address.
+    Listen { address: SocketAddr, tos: Option<u8>, answer: Sender<Result<(), RdmaError>> },
+    /// Stop to listen on an address. Connections stay.
+    Unlisten { address: SocketAddr, answer: Sender<Result<(), RdmaError>> },
     /// A reactor let go of a device.
     DeviceReleased(DeviceId),
     /// Stop listening, and have the reactors drain; connection events are handled until `End`.
@@ -261,7 +305,7 @@ impl<P: Provider> Shared<P> {
     pub(crate) fn with_control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
         let mut control = self.lock();
         let result = work(&mut control);
-        while let Some(event) = control.registry.poll_event() {
+        while let Some(event) = control.next_event() {
             self.carry_out(&mut control, event);
         }
         result

@@ -6,6 +6,7 @@
 
 mod rig;
 
+mod live;
 mod load;
 mod raw_admin;
 mod raw_blocks;
@@ -98,6 +99,16 @@ macro_rules! every_scenario {
                 host_without_a_policy_tells_of_the_loss,
                 errors_of_the_disk_reach_the_host_that_asked,
                 bench_measures_and_verifies,
+            }
+            live {
+                namespaces_come_and_go_under_load,
+                removal_waits_for_commands_under_way,
+                grown_and_shrunk_storage_is_seen,
+                subsystems_come_and_go_whole,
+                refused_changes_leave_everything_as_it_was,
+                hosts_are_let_in_and_put_out,
+                listeners_come_and_go,
+                status_tells_who_is_connected,
             }
             raw_limits {
                 whole_queue_at_once_is_served,

@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use super::config::{ConfigError, Listener, NamespaceConfig, SubsystemConfig};
 use super::subsystem::{Namespace, Subsystem, host_nqn};
-use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId};
+use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId, SubsystemInfo};
 use crate::aer::Notice;
 use crate::nqn::Nqn;
 
@@ -30,10 +30,22 @@ impl Registry {
     /// # Errors
     /// There is none.
     pub fn remove_subsystem(&mut self, id: SubsystemId) -> Result<(), ConfigError> {
-        self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        let removed = self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        let namespaces = removed.namespaces.into_keys();
+        self.events.extend(namespaces.map(|nsid| Event::Publish { subsystem: id, nsid }));
         self.kill_where(KillReason::SubsystemRemoved, |controller| controller.association.subsystem == id);
         self.discovery_changed();
         Ok(())
+    }
+
+    /// The subsystems but the discovery one.
+    pub fn subsystems(&self) -> impl Iterator<Item = SubsystemInfo> + '_ {
+        self.subsystems.iter().map(|(id, subsystem)| SubsystemInfo {
+            id: *id,
+            nqn: subsystem.nqn.clone(),
+            allow_any_host: subsystem.allow_any_host,
+            hosts: subsystem.hosts.iter().cloned().collect(),
+        })
     }
 
     /// The subsystem of this name.
@@ -128,6 +140,20 @@ impl Registry {
         }
         self.discovery_changed();
         Ok(())
+    }
+
+    /// Ends an association because the operator says so; the host may connect again. Whether there was one.
+    pub fn disconnect(&mut self, ctrl: ControllerId) -> bool {
+        let Self { slots, events, .. } = self;
+        let Some(controller) = super::tenant_mut(slots, ctrl) else { return false };
+        controller.kill(KillReason::Operator, events);
+        true
+    }
+
+    /// Addresses in the discovery log.
+    #[must_use]
+    pub fn listeners(&self) -> &[Listener] {
+        &self.listeners
     }
 
     /// Adds an address to the discovery log.

@@ -197,6 +197,8 @@ pub enum KillReason {
     SubsystemRemoved,
     /// The transport asked for it.
     Transport,
+    /// The operator asked for it.
+    Operator,
 }
 
 impl core::fmt::Display for KillReason {
@@ -207,8 +209,22 @@ impl core::fmt::Display for KillReason {
             Self::HostRemoved => "host removed",
             Self::SubsystemRemoved => "subsystem removed",
             Self::Transport => "transport failed",
+            Self::Operator => "the operator disconnected it",
         })
     }
+}
+
+/// What the world may know of a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemInfo {
+    /// Handle.
+    pub id: SubsystemId,
+    /// Its name.
+    pub nqn: Nqn,
+    /// Any host may connect.
+    pub allow_any_host: bool,
+    /// Hosts that may.
+    pub hosts: Vec<Nqn>,
 }
 
 /// What the world may know of a controller.

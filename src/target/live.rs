@@ -1,0 +1,554 @@
+//! Changes of a running target, and what it looks like at a moment.
+//!
+//! A change happens in an order that no host can see through: the registry refuses or takes it, every reactor acts on it, and
+//! only then are hosts told (what the registry has for them is held back meanwhile). A removed namespace is taken away from
+//! new commands first; its storage is closed when the last command on it has ended. A refused change leaves everything as it
+//! was. One change at a time.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crossbeam::channel::{Sender, bounded, unbounded};
+use nvme::io::NamespaceView;
+use nvme::nqn::Nqn;
+use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig, SubsystemId};
+use uuid::Uuid;
+
+use super::builder::{NamespaceSpec, SubsystemSpec, Target, TargetError, namespace_config};
+use super::locks::NamespaceKey;
+use super::namespace::{IoCounters, Published};
+use super::reactor::Reactor;
+use super::shared::{Control, ControlMessage};
+use super::ticket::Ticket;
+use crate::config::derive_serial;
+use crate::rdma::{Provider, RdmaError};
+
+/// How long reactors have to acknowledge a change: they never block, so this is a machine that stands still.
+const ACKNOWLEDGED: Duration = Duration::from_secs(5);
+
+/// How long a removed namespace's commands have to end before the caller is told that they have not.
+const DRAINED: Duration = Duration::from_secs(10);
+
+/// One more namespace for a reactor to open.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenNamespace {
+    published: Published,
+    answer: Sender<Result<(), TargetError>>,
+}
+
+/// A removed namespace whose commands have not all ended.
+#[derive(Debug)]
+pub(crate) struct Retiring {
+    key: NamespaceKey,
+    index: u32,
+    /// Held for their drop by those who wait for the end.
+    tickets: Vec<Ticket>,
+}
+
+impl<P: Provider> Reactor<P> {
+    /// Opens a namespace while the target runs.
+    pub(crate) fn open_live(&mut self, order: OpenNamespace) {
+        let opened = self.open_namespace(order.published).map_err(TargetError::from);
+        // Nobody may be waiting any more.
+        let _ = order.answer.send(opened);
+    }
+
+    /// Takes a namespace away from new commands; its storage is closed when nothing is in progress on it.
+    pub(crate) fn retire(&mut self, key: NamespaceKey) {
+        if let Some(index) = self.namespaces.remove(key) {
+            self.retiring.push(Retiring { key, index, tickets: Vec::new() });
+        }
+    }
+
+    /// Lets go of the ticket when the storage of a removed namespace is closed.
+    pub(crate) fn retired(&mut self, key: NamespaceKey, ticket: Ticket) {
+        if let Some(retiring) = self.retiring.iter_mut().find(|one| one.key == key) {
+            retiring.tickets.push(ticket);
+        }
+        self.retire_drained();
+    }
+
+    /// Closes the storage of removed namespaces that no command refers to any more.
+    pub(crate) fn retire_drained(&mut self) {
+        let Self { retiring, namespaces, requests, .. } = self;
+        retiring.retain(|one| {
+            let used = namespaces[one.index].pending > 0 || requests.on_namespace(one.index);
+            if !used {
+                namespaces.vacate(one.index);
+            }
+            used
+        });
+    }
+}
+
+/// Replaces a wildcard address by those that stand for it.
+pub(crate) type ListenerMap = Arc<dyn Fn(SocketAddr) -> Vec<SocketAddr> + Send + Sync>;
+
+/// What changes of a target need besides its inside.
+pub(crate) struct Live {
+    listener_map: Option<ListenerMap>,
+    /// Held during a change.
+    one_at_a_time: Mutex<()>,
+}
+
+impl Live {
+    pub(crate) fn new(listener_map: Option<ListenerMap>) -> Self {
+        Self { listener_map, one_at_a_time: Mutex::new(()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn addresses(&self, address: SocketAddr) -> Vec<SocketAddr> {
+        self.listener_map.as_ref().map_or_else(|| vec![address], |map| map(address))
+    }
+}
+
+/// Hosts are told what changed when this is dropped.
+struct HeldEvents<'a>(&'a Target);
+
+impl Drop for HeldEvents<'_> {
+    fn drop(&mut self) {
+        self.0.control(|control| control.changes -= 1);
+    }
+}
+
+fn stopped(object: &str) -> TargetError {
+    TargetError::new(object, "the target does not answer: it is stopping", "")
+}
+
+fn refused(object: String, error: ConfigError) -> TargetError {
+    TargetError::new(object, error, "")
+}
+
+/// What a target looks like at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Subsystems, in the order of their creation; the discovery subsystem is not among them.
+    pub subsystems: Vec<SubsystemStatus>,
+    /// Addresses that hosts may connect to.
+    pub listeners: Vec<SocketAddr>,
+    /// Controllers, those of the discovery subsystem included.
+    pub controllers: Vec<ControllerStatus>,
+}
+
+/// One subsystem of a [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemStatus {
+    /// Its NQN.
+    pub nqn: String,
+    /// Any host may connect.
+    pub allow_any_host: bool,
+    /// Hosts that may.
+    pub hosts: Vec<String>,
+    /// Its namespaces by NSID.
+    pub namespaces: Vec<NamespaceStatus>,
+}
+
+/// One namespace of a [`SubsystemStatus`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceStatus {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// What stands behind it.
+    pub backend: String,
+    /// Size in logical blocks.
+    pub blocks: u64,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What hosts did with it since the start.
+    pub io: super::IoTotals,
+}
+
+/// One controller of a [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerStatus {
+    /// NQN of its subsystem.
+    pub subnqn: String,
+    /// Controller ID, unique within the subsystem.
+    pub cntlid: u16,
+    /// NQN of its host.
+    pub hostnqn: String,
+    /// Identifier of its host.
+    pub hostid: Uuid,
+    /// Keep alive timeout; `None` = off.
+    pub kato: Option<Duration>,
+    /// Its queues are being closed.
+    pub dying: bool,
+    /// Queues, the admin queue (QID 0) included.
+    pub queues: Vec<QueueStatus>,
+}
+
+/// One queue of a [`ControllerStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// Queue ID.
+    pub qid: u16,
+    /// The reactor that it lives on.
+    pub reactor: u32,
+    /// Time since its last command.
+    pub idle: Duration,
+}
+
+impl Target {
+    /// What it looks like right now.
+    pub fn status(&self) -> Status {
+        let now = self.running.now();
+        self.control(|control| status(control, now))
+    }
+
+    /// Serves one more subsystem, with its namespaces.
+    ///
+    /// # Errors
+    /// The NQN exists, something in the description breaks a rule, or a namespace could not be added: then nothing is left of it.
+    pub fn add_subsystem(&self, spec: &SubsystemSpec) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let config = subsystem_config(spec);
+        // Hosts hear of it when its namespaces are there.
+        let (added, _held) = self.control_held(|control| control.registry.add_subsystem(&config));
+        let id = added.map_err(|error| refused(format!("subsystem {}", spec.nqn), error))?;
+        let mut namespaces = spec.namespaces.iter();
+        let added = namespaces.try_for_each(|namespace| self.open_namespace(id, &spec.nqn, namespace));
+        if added.is_err() {
+            let _ = self.close_subsystem(id, &spec.nqn);
+        }
+        added
+    }
+
+    /// Serves a subsystem no more: its controllers are disconnected, its storage is let go.
+    ///
+    /// # Errors
+    /// It is not served, or commands on it have not ended within 10 s.
+    pub fn remove_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let id = self.find(nqn)?;
+        self.close_subsystem(id, nqn)
+    }
+
+    /// Serves one more namespace; connected hosts are told.
+    ///
+    /// # Errors
+    /// The subsystem is not served, the NSID or the UUID exists, or the backend does not fit: nothing changed.
+    pub fn add_namespace(&self, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let id = self.find(nqn)?;
+        self.open_namespace(id, nqn, spec)
+    }
+
+    /// Serves a namespace no more; connected hosts are told. When it returns, the storage is let go.
+    ///
+    /// # Errors
+    /// It is not served, or commands on it have not ended within 10 s.
+    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let id = self.find(nqn)?;
+        self.close_namespace((id, nsid), nqn)
+    }
+
+    /// Looks at the size of a namespace's storage and has hosts see it. Returns it, in logical blocks.
+    ///
+    /// # Errors
+    /// It is not served, its storage cannot be looked at, or its size is no multiple of the block size.
+    pub fn resize_namespace(&self, nqn: &str, nsid: u32) -> Result<u64, TargetError> {
+        let _guard = self.live.lock();
+        let id = self.find(nqn)?;
+        let object = || format!("namespace {nsid} of {nqn}");
+        let found = self.control(|control| control.published.get(&(id, nsid)).cloned());
+        let published = found.ok_or_else(|| TargetError::new(object(), "is not served", "list what is: status"))?;
+        let size = published.backend.refresh()?.size;
+        let blocks = size >> published.view.block_shift;
+        if blocks == published.view.blocks {
+            return Ok(blocks);
+        }
+        let (resized, _held) = self.control_held(|control| {
+            control.registry.resize_namespace(id, nsid, blocks)?;
+            if let Some(published) = control.published.get_mut(&(id, nsid)) {
+                published.view.blocks = blocks;
+            }
+            Ok(())
+        });
+        resized.map_err(|error| refused(object(), error))?;
+        self.running.settle((id, nsid), Drain::Nothing);
+        Ok(blocks)
+    }
+
+    /// Lets a host connect to a subsystem.
+    ///
+    /// # Errors
+    /// The subsystem is not served, or the host's NQN breaks a rule.
+    pub fn allow_host(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
+        self.change_hosts(nqn, host, |control, id| control.registry.allow_host(id, host))
+    }
+
+    /// Lets a host connect no more; it is disconnected unless any host may connect.
+    ///
+    /// # Errors
+    /// The subsystem is not served, or the host's NQN breaks a rule.
+    pub fn remove_host(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
+        self.change_hosts(nqn, host, |control, id| control.registry.remove_host(id, host))
+    }
+
+    /// Says whether hosts need not be listed. Turned off, hosts that are not listed are disconnected.
+    ///
+    /// # Errors
+    /// The subsystem is not served.
+    pub fn set_allow_any_host(&self, nqn: &str, allow: bool) -> Result<(), TargetError> {
+        self.change_hosts(nqn, "any", |control, id| control.registry.set_allow_any_host(id, allow))
+    }
+
+    fn change_hosts(
+        &self,
+        nqn: &str,
+        host: &str,
+        change: impl FnOnce(&mut Control, SubsystemId) -> Result<(), ConfigError>,
+    ) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let id = self.find(nqn)?;
+        self.control(|control| change(control, id)).map_err(|error| refused(format!("host {host} of {nqn}"), error))
+    }
+
+    /// Listens on one more address. Hosts with a discovery controller are told.
+    ///
+    /// # Errors
+    /// It cannot be listened on, or is already.
+    pub fn add_listener(&self, address: SocketAddr, tos: Option<u8>) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let addresses = self.live.addresses(address);
+        for (done, address) in addresses.iter().enumerate() {
+            if let Err(error) = self.listen(*address, tos) {
+                for address in &addresses[..done] {
+                    let _ = self.unlisten(*address);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops to listen on an address. Connections made there stay.
+    ///
+    /// # Errors
+    /// It is not listened on.
+    pub fn remove_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        self.live.addresses(address).into_iter().try_for_each(|address| self.unlisten(address))
+    }
+
+    /// Disconnects a host's controllers, of one subsystem or of all; it may connect again. Returns how many there were.
+    pub fn disconnect(&self, host: &str, nqn: Option<&str>) -> usize {
+        self.control(|control| {
+            let matches = |name: &Nqn, text: &str| name.to_string() == text;
+            let found: Vec<_> = control
+                .registry
+                .controllers()
+                .filter(|one| matches(&one.hostnqn, host) && nqn.is_none_or(|nqn| matches(&one.subnqn, nqn)))
+                .map(|one| one.ctrl)
+                .collect();
+            found.into_iter().filter(|ctrl| control.registry.disconnect(*ctrl)).count()
+        })
+    }
+}
+
+impl Target {
+    /// Runs `work` on the registry and carries out what follows.
+    fn control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
+        let (mut work, mut result) = (Some(work), None);
+        self.running.control(&mut |control| result = work.take().map(|work| work(control)));
+        result.expect("the work is run once")
+    }
+
+    /// As `control`, but hosts are told nothing before the guard is dropped.
+    fn control_held<R>(&self, work: impl FnOnce(&mut Control) -> R) -> (R, HeldEvents<'_>) {
+        let result = self.control(|control| {
+            control.changes += 1;
+            work(control)
+        });
+        (result, HeldEvents(self))
+    }
+
+    fn find(&self, nqn: &str) -> Result<SubsystemId, TargetError> {
+        let found =
+            Nqn::lenient(nqn).ok().and_then(|name| self.control(|control| control.registry.find_subsystem(&name)));
+        found.ok_or_else(|| refused(format!("subsystem {nqn}"), ConfigError::NoSuchSubsystem))
+    }
+
+    fn ask_control(
+        &self,
+        address: SocketAddr,
+        message: impl FnOnce(Sender<Result<(), RdmaError>>) -> ControlMessage,
+    ) -> Result<(), TargetError> {
+        let (answer, answers) = bounded(1);
+        self.running.tell(message(answer));
+        match answers.recv_timeout(ACKNOWLEDGED) {
+            Ok(done) => done.map_err(TargetError::from),
+            Err(_) => Err(stopped(&format!("listener {address}"))),
+        }
+    }
+
+    fn open_namespace(&self, id: SubsystemId, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
+        let config = namespace_config(nqn, spec, &spec.backend.info())?;
+        let key = (id, spec.nsid);
+        let object = || format!("namespace {} of {nqn}", spec.nsid);
+        let reactors = self.served().reactors;
+        let (added, _held) = self.control_held(|control| {
+            control.registry.add_namespace(id, config)?;
+            let view = control.registry.namespace_view(id, spec.nsid);
+            let published = view.map(|view| Published::new(id, nqn, view, spec, reactors));
+            control.published.extend(published.clone().map(|published| (key, published)));
+            Ok(published)
+        });
+        let Some(published) = added.map_err(|error| refused(object(), error))? else { return Ok(()) };
+        let opened = self.open_everywhere(published, &object());
+        if opened.is_err() {
+            // Some reactor could not open it: none keeps it.
+            let _ = self.close_namespace(key, nqn);
+        }
+        opened
+    }
+
+    fn open_everywhere(&self, published: Published, object: &str) -> Result<(), TargetError> {
+        let (answer, answers) = unbounded();
+        let told = self.running.open(&OpenNamespace { published, answer });
+        let mut outcome = Ok(());
+        for _ in 0..told {
+            // All answers are waited for: a reactor that is late must not find the namespace taken back before it opened it.
+            let opened = answers.recv_timeout(ACKNOWLEDGED).unwrap_or_else(|_| Err(stopped(object)));
+            outcome = outcome.and(opened);
+        }
+        outcome
+    }
+
+    /// Takes a namespace away, in an order that no host can see through, and waits until its storage is closed.
+    fn close_namespace(&self, key: NamespaceKey, nqn: &str) -> Result<(), TargetError> {
+        let (removed, held) = self.control_held(|control| {
+            control.registry.remove_namespace(key.0, key.1)?;
+            control.published.remove(&key);
+            Ok(())
+        });
+        removed.map_err(|error| refused(format!("namespace {} of {nqn}", key.1), error))?;
+        self.running.settle(key, Drain::Nothing);
+        drop(held);
+        self.wait_closed(key, nqn)
+    }
+
+    /// Waits until every reactor has closed a removed namespace's storage.
+    fn wait_closed(&self, key: NamespaceKey, nqn: &str) -> Result<(), TargetError> {
+        let (done, closed) = bounded(1);
+        let ticket = Ticket::new(move || {
+            let _ = done.send(());
+        });
+        self.running.retire(key, &ticket);
+        drop(ticket);
+        closed.recv_timeout(DRAINED).map_err(|_| {
+            let seconds = DRAINED.as_secs();
+            TargetError::new(
+                format!("namespace {} of {nqn}", key.1),
+                format!("commands on it have not ended within {seconds} s; its storage is closed when they do"),
+                "look at the disk behind it",
+            )
+        })
+    }
+
+    fn close_subsystem(&self, id: SubsystemId, nqn: &str) -> Result<(), TargetError> {
+        let nsids = self.control(|control| {
+            let nsids: Vec<u32> = control.published_of(id).map(|(nsid, _)| nsid).collect();
+            control.published.retain(|(subsystem, _), _| *subsystem != id);
+            control.registry.remove_subsystem(id).map(|()| nsids)
+        });
+        let nsids = nsids.map_err(|error| refused(format!("subsystem {nqn}"), error))?;
+        nsids.into_iter().map(|nsid| self.wait_closed((id, nsid), nqn)).fold(Ok(()), Result::and)
+    }
+
+    /// The listener first: what the discovery log names can be connected to.
+    fn listen(&self, address: SocketAddr, tos: Option<u8>) -> Result<(), TargetError> {
+        let refused = |error| refused(format!("listener {address}"), error);
+        if self.control(|control| control.registry.listeners().iter().any(|listener| listener.addr == address)) {
+            return Err(refused(ConfigError::DuplicateListener(address)));
+        }
+        self.ask_control(address, |answer| ControlMessage::Listen { address, tos, answer })?;
+        let added = self.control(|control| {
+            let taken = control.registry.listeners().iter().map(|listener| listener.portid).max();
+            let portid = taken.unwrap_or(0).wrapping_add(1).max(1);
+            control.registry.add_listener(Listener { addr: address, portid, provider: RdmaProvider::RoceV2 })
+        });
+        added.map_err(refused)
+    }
+
+    fn unlisten(&self, address: SocketAddr) -> Result<(), TargetError> {
+        self.control(|control| control.registry.remove_listener(address))
+            .map_err(|error| refused(format!("listener {address}"), error))?;
+        self.ask_control(address, |answer| ControlMessage::Unlisten { address, answer })
+    }
+}
+
+/// A subsystem in the registry's words.
+pub(crate) fn subsystem_config(spec: &SubsystemSpec) -> SubsystemConfig {
+    SubsystemConfig {
+        nqn: spec.nqn.clone(),
+        serial: spec.serial.clone().unwrap_or_else(|| derive_serial(&spec.nqn)),
+        model: spec.model.clone(),
+        allow_any_host: spec.allow_any_host,
+        hosts: spec.hosts.clone(),
+    }
+}
+
+fn status(control: &Control, now: Duration) -> Status {
+    let registry = &control.registry;
+    let subsystems = registry.subsystems().map(|info| SubsystemStatus {
+        nqn: info.nqn.to_string(),
+        allow_any_host: info.allow_any_host,
+        hosts: info.hosts.iter().map(Nqn::to_string).collect(),
+        namespaces: control
+            .published_of(info.id)
+            .map(|(nsid, published)| NamespaceStatus {
+                nsid,
+                backend: published.backend.info().name,
+                blocks: published.view.blocks,
+                block_size: 1 << published.view.block_shift,
+                read_only: published.view.read_only,
+                io: published.totals(),
+            })
+            .collect(),
+    });
+    let controllers = registry.controllers().map(|info| ControllerStatus {
+        subnqn: info.subnqn.to_string(),
+        cntlid: info.cntlid,
+        hostnqn: info.hostnqn.to_string(),
+        hostid: Uuid::from_bytes(info.hostid),
+        kato: info.kato,
+        dying: info.dying,
+        queues: control
+            .queues
+            .get(&info.ctrl)
+            .into_iter()
+            .flatten()
+            .map(|queue| QueueStatus {
+                qid: queue.qid,
+                reactor: queue.key.reactor,
+                idle: now.saturating_sub(queue.activity.last()),
+            })
+            .collect(),
+    });
+    Status {
+        subsystems: subsystems.collect(),
+        listeners: registry.listeners().iter().map(|listener| listener.addr).collect(),
+        controllers: controllers.collect(),
+    }
+}
+
+impl Published {
+    pub(crate) fn new(
+        subsystem: SubsystemId,
+        nqn: &str,
+        view: NamespaceView,
+        spec: &NamespaceSpec,
+        reactors: usize,
+    ) -> Self {
+        let counters = (0..reactors).map(|_| IoCounters::default()).collect();
+        Self { subsystem, nqn: nqn.into(), view, backend: Arc::clone(&spec.backend), counters }
+    }
+}
