@@ -289,7 +289,7 @@ pub(crate) fn data_are_right_under_a_random_mixed_load<R: Rig>() {
         base.clone(),
         HostOptions { in_capsule: 0, ..base.clone() },
         HostOptions { descriptors: 16, ..base.clone() },
-        HostOptions { invalidate: R::INVALIDATES, ..base.clone() },
+        HostOptions { invalidate: true, ..base.clone() },
         HostOptions { read_depth: 1, ..base.clone() },
         HostOptions { read_depth: 2, descriptors: 7, in_capsule: 0, ..base },
     ];

@@ -35,8 +35,6 @@ pub(crate) trait Rig: 'static {
     type P: Provider;
     /// Private data arrive padded.
     const PADS: bool;
-    /// A peer's SEND may invalidate what is registered for it.
-    const INVALIDATES: bool;
     fn new() -> Self;
     fn target(&self) -> Self::P;
     /// For one host: what it uses, and where it connects from.
@@ -51,7 +49,6 @@ pub(crate) struct LocalRig {
 impl Rig for LocalRig {
     type P = Local;
     const PADS: bool = false;
-    const INVALIDATES: bool = true;
 
     fn new() -> Self {
         Self { local: Local::new() }
@@ -87,7 +84,6 @@ fn own_address() -> Ipv4Addr {
 impl Rig for SoftRig {
     type P = Soft;
     const PADS: bool = true;
-    const INVALIDATES: bool = false;
 
     fn new() -> Self {
         Self { address: own_address() }

@@ -299,7 +299,11 @@ impl Endpoint for SoftEndpoint {
         let local = roce::Access::LOCAL_WRITE;
         let access = match access {
             Access::Local | Access::ReadSink => local,
-            Access::Remote => local.union(roce::Access::REMOTE_READ).union(roce::Access::REMOTE_WRITE),
+            // A peer that may use the key may also end it, as with the regions of NICs.
+            Access::Remote => local
+                .union(roce::Access::REMOTE_READ)
+                .union(roce::Access::REMOTE_WRITE)
+                .union(roce::Access::REMOTE_INVALIDATE),
         };
         let registration = roce::Registration { region, offset: 0, va: addr as u64, len: len as u64, access };
         let Some((lkey, rkey)) = self.engine.keys().register(registration) else {
