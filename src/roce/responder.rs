@@ -80,7 +80,7 @@ enum Reply {
     /// ACK up to a PSN, or NAK at it.
     Aeth { psn: Psn, aeth: Aeth },
     /// The rest of an RDMA READ's responses.
-    Read { psn: Psn, sent: u32, packets: u32, reth: Reth, msn: u32 },
+    Read { psn: Psn, sent: u32, packets: u32, reth: Reth, msn: u32, again: bool },
 }
 
 /// What a request leads to, besides answers.
@@ -211,7 +211,7 @@ impl Responder {
             Reply::Aeth { .. } => false,
         });
         if !pending && self.replies.len() < 4 * usize::from(conn.responder_resources) + 8 {
-            self.replies.push_back(Reply::Read { psn, sent: 0, packets, reth, msn: read.msn });
+            self.replies.push_back(Reply::Read { psn, sent: 0, packets, reth, msn: read.msn, again: true });
         }
         Served::Reply
     }
@@ -376,7 +376,7 @@ impl Responder {
             self.reads.pop_front();
         }
         self.reads.push_back(read);
-        self.replies.push_back(Reply::Read { psn, sent: 0, packets, reth, msn: self.msn });
+        self.replies.push_back(Reply::Read { psn, sent: 0, packets, reth, msn: self.msn, again: false });
         self.epsn = psn.plus(packets);
         Ok(())
     }
@@ -466,7 +466,7 @@ impl Responder {
                     }
                     self.replies.pop_front();
                 }
-                Reply::Read { psn, sent, packets, reth, msn } => {
+                Reply::Read { psn, sent, packets, reth, msn, again } => {
                     let place = Place::of(*sent, *packets);
                     let mut header = Header::new(Opcode::RdmaReadResponse(place), conn.remote_qpn, psn.plus(*sent));
                     if place != Place::Middle {
@@ -485,6 +485,11 @@ impl Responder {
                     match filled {
                         Ok(()) => {}
                         Err(NotAdded::Full) => return Replied::Full,
+                        // The peer has what it asked for, or it would not have let the key go: this was a late duplicate.
+                        Err(NotAdded::Payload(_)) if *again => {
+                            self.replies.pop_front();
+                            continue;
+                        }
                         Err(NotAdded::Payload(_)) => {
                             // The key was invalidated while its data left (IBTA 9.7.5.2.4).
                             let (psn, msn) = (psn.plus(*sent), *msn);

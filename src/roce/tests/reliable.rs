@@ -403,3 +403,32 @@ fn everything_completes_once_over_any_network() {
     assert!(total.duplicates > 0 && total.retransmitted > 0 && total.timeouts > 0 && total.read_gaps > 0);
     assert!(total.sequence_naks_sent > 0 && total.rnr_naks_sent > 0 && total.cnps_received > 0);
 }
+
+/// The network may keep a copy of an RDMA READ request until its key is gone. Nobody needs that answer any more.
+#[test]
+fn a_late_duplicate_of_a_read_whose_key_was_invalidated_harms_nobody() {
+    let finish = |net: &mut Net, tag| {
+        while net.nodes[0].done.is_empty() {
+            net.run_until(net.now + Duration::from_micros(5));
+        }
+        assert_eq!(net.done(0).map(|done| (done.tag, done.status)), Some((tag, Status::Success)));
+    };
+    let mut late = 0;
+    for seed in 0..40 {
+        let (mut net, a, b) = Net::pair(seed, |_| ());
+        net.faults = Faults { duplicate: 5000, reorder: 3000, ..Faults::default() };
+        let (message, sink) = (net.buffer(0, 16, OPEN), net.buffer(0, 4000, OPEN));
+        for tag in 0..10 {
+            let (from, place) = (net.buffer(1, 4000, OPEN), net.buffer(1, 16, OPEN));
+            net.recv(1, b, tag, &[place.sge()]);
+            net.send(0, a, tag, SendOp::RdmaRead(from.remote()), &[sink.sge()]);
+            finish(&mut net, tag);
+            net.send(0, a, 100 + tag, SendOp::SendInv(from.rkey), &[message.sge()]);
+            finish(&mut net, 100 + tag);
+        }
+        net.run();
+        assert_eq!(net.nodes[1].engine.counters().qp_errors, 0, "seed {seed}");
+        late += net.nodes[1].engine.counters().duplicates;
+    }
+    assert!(late > 100, "only {late} duplicates");
+}
