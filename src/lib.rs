@@ -8,7 +8,11 @@ pub mod rdma;
 pub mod roce;
 pub mod target;
 
+mod clock;
+mod mutation;
 mod provider;
+#[cfg(test)]
+mod sim;
 
 pub use config::ProviderChoice;
 pub use target::TargetError;

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvme::Completion;
 
@@ -21,6 +21,7 @@ use super::link::{ChannelId, ChannelOptions, Link, LinkEvent, RESPONSE, Slots};
 use super::options::HostOptions;
 use super::queue::{Finished, Purpose, Queue};
 use super::wire::{self, IdentifyController, Sqe};
+use crate::clock::Clock;
 use crate::mem::Buffer;
 use crate::rdma::Provider;
 
@@ -85,7 +86,8 @@ pub struct Host<P: Provider> {
     admin_done: VecDeque<Completion>,
     events: VecDeque<HostEvent>,
     link_events: Vec<LinkEvent>,
-    start: Instant,
+    clock: Clock,
+    missed_invalidates: u64,
 }
 
 impl<P: Provider> std::fmt::Debug for Host<P> {
@@ -105,6 +107,17 @@ impl<P: Provider> Host<P> {
         address: SocketAddr,
         subnqn: impl Into<String>,
         options: HostOptions,
+    ) -> Result<Self, HostError> {
+        Self::start_by(provider, address, subnqn, options, Clock::start())
+    }
+
+    /// As [`Host::start`], by a clock of the caller's.
+    pub(crate) fn start_by(
+        provider: Arc<P>,
+        address: SocketAddr,
+        subnqn: impl Into<String>,
+        options: HostOptions,
+        clock: Clock,
     ) -> Result<Self, HostError> {
         let depth = u32::from(options.queue_depth);
         if !(2..=1024).contains(&depth) || options.io_queues > 128 {
@@ -139,14 +152,15 @@ impl<P: Provider> Host<P> {
             admin_done: VecDeque::new(),
             events: VecDeque::new(),
             link_events: Vec::new(),
-            start: Instant::now(),
+            clock,
+            missed_invalidates: 0,
         };
         host.begin();
         Ok(host)
     }
 
     pub(crate) fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.clock.now()
     }
 
     /// Whether commands can be submitted.
@@ -210,6 +224,15 @@ impl<P: Provider> Host<P> {
     pub fn outstanding(&self) -> usize {
         let busy: usize = self.io.iter().map(|queue| self.depth().saturating_sub(queue.room())).sum();
         busy + self.requeue.len()
+    }
+
+    /// Answers that left a key valid which their command asked to invalidate.
+    pub fn missed_invalidates(&self) -> u64 {
+        self.missed_invalidates
+    }
+
+    pub(crate) fn note_missed_invalidate(&mut self) {
+        self.missed_invalidates += 1;
     }
 
     pub(crate) fn in_capsule_limit(&self) -> usize {
@@ -300,20 +323,62 @@ impl<P: Provider> Host<P> {
     /// Sleeps until something may have happened, at most for `limit`.
     pub fn wait(&mut self, limit: Duration) {
         let now = self.now();
-        let due = match &self.phase {
-            Phase::Waiting { until } => Some(*until),
-            Phase::Ready if !self.options.keep_alive.is_zero() => Some(self.next_keep_alive),
-            Phase::WaitReady => Some(now),
-            Phase::Ready | Phase::Failed => None,
-            _ => Some(self.deadline),
-        };
-        let limit = due.map_or(limit, |due| due.saturating_sub(now).min(limit));
+        let limit = self.next_step(now).map_or(limit, |due| due.saturating_sub(now).min(limit));
         let mut events = std::mem::take(&mut self.link_events);
         self.link.wait(now, limit, &mut events);
         for event in events.drain(..) {
             self.on_link(event);
         }
         self.link_events = events;
+    }
+
+    /// When the next step of the association is due.
+    fn next_step(&self, now: Duration) -> Option<Duration> {
+        match &self.phase {
+            Phase::Waiting { until } => Some(*until),
+            Phase::Ready if !self.options.keep_alive.is_zero() => Some(self.next_keep_alive),
+            Phase::WaitReady => Some(now),
+            Phase::Ready | Phase::Failed => None,
+            _ => Some(self.deadline),
+        }
+    }
+
+    /// What [`Host::poll`] does, and what [`Host::wait`] would find when it woke.
+    #[cfg(test)]
+    pub(crate) fn simulate(&mut self) -> bool {
+        let worked = self.poll();
+        let mut events = std::mem::take(&mut self.link_events);
+        self.link.read_endpoint_events(&mut events);
+        let lost = !events.is_empty();
+        for event in events.drain(..) {
+            self.on_link(event);
+        }
+        self.link_events = events;
+        worked || lost
+    }
+
+    /// Asks for the end of some command that is under way. Whether one was.
+    #[cfg(test)]
+    pub(crate) fn abort_some(&mut self, chance: usize) -> bool {
+        let queue = (!self.io.is_empty()).then(|| &self.io[chance % self.io.len()]);
+        let found = queue.and_then(|queue| Some((queue.qid, queue.unanswered(chance)?)));
+        if let Some((qid, cid)) = found.filter(|_| self.is_ready()) {
+            let sqe = Sqe::new(0x08).cdw(10, u32::from(cid) << 16 | u32::from(qid));
+            self.send_admin(Purpose::Admin, sqe);
+            return true;
+        }
+        false
+    }
+
+    /// When a simulation has to look again even if nothing arrives.
+    #[cfg(test)]
+    pub(crate) fn next_due(&self) -> Option<Duration> {
+        let step = match &self.phase {
+            Phase::WaitReady => Some(self.deadline),
+            _ => self.next_step(self.now()),
+        };
+        let age = (self.is_ready() && self.outstanding() > 0).then_some(self.next_age_check);
+        step.into_iter().chain(age).chain(self.link.next_timeout()).min()
     }
 
     fn run_timers(&mut self, now: Duration) -> bool {

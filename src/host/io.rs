@@ -136,6 +136,9 @@ impl<P: Provider> Host<P> {
         let Some(command) = command else { return };
         let mine = mr.map(|mr| mr.rkey);
         if let Some(mr) = mr {
+            if invalidated.is_none() {
+                self.note_missed_invalidate();
+            }
             self.link.deregister(mr);
         }
         let result = if invalidated.is_some() && invalidated != mine {

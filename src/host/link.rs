@@ -484,9 +484,7 @@ impl<P: Provider> Link<P> {
         if self.poll(now, events) {
             return;
         }
-        let due =
-            self.endpoint.as_ref().and_then(Endpoint::next_timeout).into_iter().chain(self.cm.next_timeout()).min();
-        let timeout = due.map_or(timeout, |due| due.saturating_sub(now).min(timeout));
+        let timeout = self.next_timeout().map_or(timeout, |due| due.saturating_sub(now).min(timeout));
         let fds: Vec<BorrowedFd<'_>> = self.endpoint.iter().flat_map(Endpoint::fds).chain(self.cm.fd()).collect();
         let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
         // Rounded up: a timer that is not due yet must not make the caller spin.
@@ -495,7 +493,17 @@ impl<P: Provider> Link<P> {
         self.read_endpoint_events(events);
     }
 
-    fn read_endpoint_events(&mut self, events: &mut Vec<LinkEvent>) {
+    /// When the provider has to be looked at even if nothing arrives.
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        self.endpoint.as_ref().and_then(Endpoint::next_timeout).into_iter().chain(self.cm.next_timeout()).min()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn endpoint(&mut self) -> Option<&mut P::Endpoint> {
+        self.endpoint.as_mut()
+    }
+
+    pub(crate) fn read_endpoint_events(&mut self, events: &mut Vec<LinkEvent>) {
         while let Some(event) = self.endpoint.as_mut().and_then(Endpoint::poll_event) {
             if let EndpointEvent::QpError(qp) = event
                 && let Some(id) = self.by_qp(qp)

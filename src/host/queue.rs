@@ -97,6 +97,14 @@ impl Queue {
         self.slots.get_mut(usize::from(index))
     }
 
+    /// The identifier of a command of the owner's that has no answer, from slot `from` on.
+    #[cfg(test)]
+    pub(crate) fn unanswered(&self, from: usize) -> Option<u16> {
+        let under_way = |(_, slot): &(usize, &Slot)| slot.purpose == Purpose::Io && slot.answer.is_none();
+        let (index, slot) = self.slots.iter().enumerate().skip(from % self.slots.len()).find(under_way)?;
+        Some(slot.generation << SLOT_BITS | index as u16)
+    }
+
     /// The capsule was sent.
     pub(crate) fn on_sent(&mut self, index: u32) -> Option<Finished> {
         let index = u16::try_from(index).ok()?;

@@ -12,6 +12,7 @@ use super::requester::{Chunk, Requester, packet_payload};
 use super::verbs::{Completion, Connection, Status, rnr_time};
 use super::window::Expiry;
 use super::{Opcode, Psn, Qpn};
+use crate::mutation::{self, Mutation};
 
 /// What a response leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,7 +204,12 @@ impl Requester {
         self.went_back = Some((self.una, now));
         self.window.lost();
         self.timer.forget_sample();
-        self.seek(self.una);
+        self.seek(self.resume_at());
+    }
+
+    /// The first packet to be sent again.
+    fn resume_at(&self) -> Psn {
+        if mutation::is_on(Mutation::SkippedRetransmit) { self.una.plus(1) } else { self.una }
     }
 
     /// Reports what is done, in order.
@@ -247,7 +253,7 @@ impl Requester {
                     chunk.reread = !chunk.is_complete() && chunk.first.precedes(self.una);
                 }
                 self.went_back = Some((self.una, now));
-                self.seek(self.una);
+                self.seek(self.resume_at());
             }
         }
         Outcome::Continue

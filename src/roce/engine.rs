@@ -91,6 +91,8 @@ pub struct Engine {
     starved: VecDeque<usize>,
     timers: BinaryHeap<Reverse<(Duration, usize)>>,
     events: VecDeque<QpEvent>,
+    #[cfg(test)]
+    last_arrival: Duration,
 }
 
 #[derive(Debug)]
@@ -114,12 +116,20 @@ impl Engine {
             starved: VecDeque::new(),
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
+            #[cfg(test)]
+            last_arrival: Duration::ZERO,
         }
     }
 
     /// The memory keys.
     pub const fn keys(&mut self) -> &mut Keys {
         &mut self.shared.keys
+    }
+
+    /// A test's fault: as if no receive were posted.
+    #[cfg(test)]
+    pub(crate) const fn hold_receives(&mut self, hold: bool) {
+        self.shared.receives_held = hold;
     }
 
     /// What happened so far.
@@ -307,6 +317,11 @@ impl Engine {
         bytes: &[u8],
         memory: &mut M,
     ) {
+        #[cfg(test)]
+        if self.last_arrival < now {
+            self.last_arrival = now;
+            self.shared.place_late(memory);
+        }
         self.shared.counters.received += 1;
         let Ok(packet) = Packet::parse(bytes) else {
             self.shared.counters.malformed += 1;

@@ -13,6 +13,7 @@ use super::packet::{Aeth, Ext, Header, Nak, Packet, Reth, Syndrome};
 use super::recv::{RecvQueue, ScatterError, Taken, scatter};
 use super::verbs::{Completion, Connection, Status};
 use super::{Opcode, Place, Psn, Qpn, Rkey};
+use crate::mutation::{self, Mutation};
 
 /// The receive side of one queue pair.
 #[derive(Debug, Default)]
@@ -138,6 +139,11 @@ impl Responder {
         }
         if ahead < 0 {
             shared.counters.duplicates += 1;
+            if mutation::is_on(Mutation::DoubleCompletion) && packet.header.opcode == Opcode::Send(Place::Only) {
+                let epsn = self.epsn;
+                let _ = self.execute(packet, local, shared, memory);
+                self.epsn = epsn;
+            }
             return self.repeat(packet, local.conn);
         }
         match self.execute(packet, local, shared, memory) {
@@ -338,7 +344,7 @@ impl Responder {
             self.take_receive(local, shared)?;
         }
         if let Some(span) = span {
-            if !memory.write(span, packet.payload) {
+            if !shared.place(memory, span, packet.payload) {
                 return Err(KeyError::Unknown.into());
             }
             va = va.wrapping_add(u64::from(got));
@@ -382,6 +388,10 @@ impl Responder {
     }
 
     fn take_receive(&mut self, local: &mut Local<'_>, shared: &mut Shared) -> Result<(), Refused> {
+        #[cfg(test)]
+        if shared.receives_held {
+            return Err(Refused::NotReady);
+        }
         let queue = match local.srq {
             Some(srq) => shared.srq(srq).ok_or(Refused::NotReady)?,
             None => &mut *local.own,

@@ -1,10 +1,12 @@
 //! What the queue pairs of one engine share: keys, completion queues, shared receive queues, receive credit, counters.
 use std::collections::VecDeque;
 
-use super::keys::Keys;
+use super::keys::{Keys, Memory, Span};
 use super::recv::RecvQueue;
 use super::requester::MAX_CHUNK_PACKETS;
 use super::verbs::Completion;
+#[cfg(test)]
+use crate::mutation::{self, Mutation};
 
 /// Names a completion queue of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +61,12 @@ pub(super) struct Shared {
     pub(super) credit: Credit,
     read_chunk: u32,
     pub(super) counters: Counters,
+    /// A test's fault: no receive is found.
+    #[cfg(test)]
+    pub(super) receives_held: bool,
+    /// What [`Mutation::AckBeforePlacement`] holds back.
+    #[cfg(test)]
+    held_back: Vec<(Span, Vec<u8>)>,
 }
 
 /// Bytes of RDMA READ responses that may be under way: as many as the receive buffer holds.
@@ -96,6 +104,28 @@ impl Shared {
             credit: Credit { limit: read_credit, used: 0 },
             read_chunk: u32::try_from(read_credit).unwrap_or(u32::MAX).min(read_chunk),
             counters: Counters::default(),
+            #[cfg(test)]
+            receives_held: false,
+            #[cfg(test)]
+            held_back: Vec::new(),
+        }
+    }
+
+    /// Puts the data of a peer's RDMA WRITE into memory. False when they do not belong there.
+    pub(super) fn place<M: Memory>(&mut self, memory: &mut M, span: Span, data: &[u8]) -> bool {
+        #[cfg(test)]
+        if mutation::is_on(Mutation::AckBeforePlacement) {
+            self.held_back.push((span, data.to_vec()));
+            return true;
+        }
+        memory.write(span, data)
+    }
+
+    /// Time passed.
+    #[cfg(test)]
+    pub(super) fn place_late<M: Memory>(&mut self, memory: &mut M) {
+        for (span, data) in self.held_back.drain(..) {
+            memory.write(span, &data);
         }
     }
 

@@ -325,12 +325,10 @@ impl TargetBuilder {
         self
     }
 
-    /// Starts everything, or nothing.
-    pub fn start<P: Provider>(self, provider: P) -> Result<Target, TargetError> {
-        let provider = Arc::new(provider);
-        let Built { registry, published, served: subsystems } = self.build_registry()?;
-        let options = self.options;
-        let shared = Shared::<P>::new(registry, options.clone())
+    /// Everything but the threads, and what reactors are to serve.
+    pub(crate) fn prepare<P: Provider>(&self, provider: &P) -> Result<Prepared<P>, TargetError> {
+        let Built { registry, published, served } = self.build_registry()?;
+        let shared = Shared::<P>::new(registry, self.options.clone())
             .map_err(|error| TargetError::new("eventfd", error, "raise the limit of open files (ulimit -n)"))?;
         shared.with_control(|control| {
             for namespace in &published {
@@ -338,7 +336,6 @@ impl TargetBuilder {
             }
         });
         let shared = Arc::new(shared);
-
         let cm = provider.open_cm().map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
         let mut control = ControlThread::new(Arc::clone(&shared), cm);
         // Listeners first: what fails there fails before anything runs. Requests wait until the control thread does.
@@ -349,6 +346,14 @@ impl TargetBuilder {
                 .map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
             listeners.push((*address, device.and_then(|device| provider.device_info(device))));
         }
+        Ok(Prepared { shared, control, published, listeners, served })
+    }
+
+    /// Starts everything, or nothing.
+    pub fn start<P: Provider>(self, provider: P) -> Result<Target, TargetError> {
+        let provider = Arc::new(provider);
+        let options = self.options.clone();
+        let Prepared { shared, control, published, listeners, served: subsystems } = self.prepare(&*provider)?;
         let (reactors, remarks) = start_reactors(&shared, &provider, &published)?;
         let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
@@ -367,6 +372,15 @@ impl TargetBuilder {
         let counters = Box::new(move || count(&shared));
         Ok(Target { served, counters, running, live, stop: Some(Box::new(move || threads.stop())) })
     }
+}
+
+/// A target whose threads do not run yet.
+pub(crate) struct Prepared<P: Provider> {
+    pub(crate) shared: Arc<Shared<P>>,
+    pub(crate) control: ControlThread<P>,
+    pub(crate) published: Vec<Published>,
+    listeners: Vec<(SocketAddr, Option<DeviceInfo>)>,
+    served: Vec<(String, Vec<ServedNamespace>)>,
 }
 
 /// A checked description.

@@ -124,7 +124,7 @@ impl<P: Provider> ControlThread<P> {
     }
 
     /// When this thread has to look again even if nothing happens.
-    fn next_timeout(&self) -> Option<Duration> {
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
         let registry = self.shared.with_control(|control| control.registry.next_deadline());
         let relisten = self.listeners.iter().filter(|listener| listener.id.is_none()).map(|listener| listener.retry_at);
         relisten.chain(registry).chain(self.cm.next_timeout()).min()

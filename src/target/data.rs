@@ -16,6 +16,7 @@ use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, RequestId, State, Tag, TagKind};
 use crate::mem::Buffer;
+use crate::mutation::{self, Mutation};
 use crate::rdma::{Access, Endpoint, PostError, Provider, SendOp, SendWr, Sge};
 
 impl<P: Provider> Reactor<P> {
@@ -187,6 +188,7 @@ impl<P: Provider> Reactor<P> {
 
     /// Posts RDMA READs for as many descriptors as the READ budget has room for. `false` when the request still waits for room.
     fn post_reads(&mut self, id: RequestId, now: Duration) -> bool {
+        let resumed = self.requests[id].read_posted > 0;
         loop {
             let request = &self.requests[id];
             let (at, left) = (request.queue, request.data_len - request.read_posted);
@@ -206,11 +208,12 @@ impl<P: Provider> Reactor<P> {
                 continue;
             }
             let Some(buffer) = &request.buffer else { break };
-            let addr = buffer.addr() + u64::from(request.read_posted);
+            let wrong = resumed && mutation::is_on(Mutation::SecondBatchOffset);
+            let addr = buffer.addr() + if wrong { 0 } else { u64::from(request.read_posted) };
             request.read_posted += len;
             request.reads_pending += 1;
             queue.read_credits -= 1;
-            let op = SendOp::RdmaRead { remote: descriptor.addr, rkey: descriptor.rkey };
+            let op = SendOp::RdmaRead { remote: descriptor.addr, rkey: mutation::rkey(descriptor.rkey) };
             let tag = Tag { kind: TagKind::Read, generation: request.generation, index: id };
             if !self.post(at, op, addr, len, tag, true, now) {
                 return true;
@@ -288,7 +291,8 @@ impl<P: Provider> Reactor<P> {
         if to_host && !self.post_writes(id, now) {
             return;
         }
-        if self.requests[id].direction == Direction::FromHost || !to_host {
+        let early = mutation::is_on(Mutation::BufferReusedEarly);
+        if self.requests[id].direction == Direction::FromHost || !to_host || early {
             self.return_buffers(id);
         }
         let queue = &mut self.queues[at as usize];
@@ -298,7 +302,9 @@ impl<P: Provider> Reactor<P> {
         let Some(device) = self.devices[queue.device].as_ref() else { return };
         let request = &self.requests[id];
         let op = match request.invalidate {
-            Some(rkey) if device.invalidate => SendOp::SendInvalidate { rkey },
+            Some(rkey) if device.invalidate && !mutation::is_on(Mutation::MissedInvalidate) => {
+                SendOp::SendInvalidate { rkey }
+            }
             _ => SendOp::Send,
         };
         let cqe = request.completion.encode(sqhd, qid);
@@ -322,7 +328,7 @@ impl<P: Provider> Reactor<P> {
             if len == 0 {
                 continue;
             }
-            let op = SendOp::RdmaWrite { remote: descriptor.addr, rkey: descriptor.rkey };
+            let op = SendOp::RdmaWrite { remote: descriptor.addr, rkey: mutation::rkey(descriptor.rkey) };
             let tag = Tag { kind: TagKind::Write, generation, index: id };
             if !self.post(queue, op, base + u64::from(sent), len, tag, false, now) {
                 return false;

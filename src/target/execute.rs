@@ -17,6 +17,7 @@ use super::shared::{ControlMessage, QueueRef};
 use super::shutdown::is_shutdown;
 use crate::backend::{Io, IoData, IoDone, IoError, IoOp, Submit};
 use crate::mem::PAGE;
+use crate::mutation::{self, Mutation};
 use crate::rdma::Provider;
 
 impl<P: Provider> Reactor<P> {
@@ -68,6 +69,10 @@ impl<P: Provider> Reactor<P> {
             },
             IoCommand::WriteZeroes { slba, blocks, deallocate, fua } => {
                 (IoOp::WriteZeroes { offset: slba << shift, len: u64::from(blocks) << shift, deallocate, fua }, 0)
+            }
+            IoCommand::Flush if mutation::is_on(Mutation::FlushDropped) => {
+                let cid = self.requests[id].cid;
+                return self.finish(id, Completion::success(cid), now);
             }
             IoCommand::Flush => (IoOp::Flush, 0),
             IoCommand::Deallocate { ranges } => match self.next_range(id, namespace, ranges) {

@@ -41,6 +41,12 @@ impl<M> Mailbox<M> {
         self.messages.pop()
     }
 
+    /// Whether no message waits.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
     /// Announces sleep; `false` when there is a message already. Reader only.
     pub(crate) fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);

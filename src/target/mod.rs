@@ -36,6 +36,8 @@ mod reactor;
 mod request;
 mod shared;
 mod shutdown;
+#[cfg(test)]
+mod simulated;
 mod teardown;
 mod ticket;
 
@@ -44,3 +46,5 @@ pub use counters::{Counters, IoTotals};
 pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus};
 pub use nvme::registry::WriteProtection;
 pub use options::{MemoryPlan, Options};
+#[cfg(test)]
+pub(crate) use simulated::SimTarget;

@@ -409,7 +409,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// How long nothing can become due by time alone.
-    fn next_timeout(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn next_timeout(&self, now: Duration) -> Option<Duration> {
         let devices = self.devices.iter().flatten().filter_map(|device| device.endpoint.next_timeout());
         let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();

@@ -49,6 +49,22 @@ pub(crate) enum State {
     Orphan,
 }
 
+#[cfg(test)]
+impl State {
+    /// Those that last beyond a round, and that a host of ours brings about.
+    pub(crate) const LASTING: [Self; 9] = [
+        Self::WaitBuffer,
+        Self::WaitCredits,
+        Self::Fenced,
+        Self::ReadingFromHost,
+        Self::Executing,
+        Self::Responding,
+        Self::Held,
+        Self::Aborting,
+        Self::Orphan,
+    ];
+}
+
 /// What is to be done for the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
@@ -277,6 +293,12 @@ impl Requests {
 
     pub(crate) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// The states of requests in use.
+    #[cfg(test)]
+    pub(crate) fn states(&self) -> impl Iterator<Item = State> + '_ {
+        self.slots.iter().map(|slot| slot.state).filter(|state| *state != State::Free).take(self.in_use())
     }
 
     pub(crate) fn list(&self, id: RequestId) -> &[KeyedSgl; MAX_DESCRIPTORS] {

@@ -54,7 +54,7 @@ impl Device {
         work: impl FnOnce(&mut CmState, Duration) -> T,
     ) -> T {
         let mut state = self.cm();
-        let result = work(&mut state, inner.clock.elapsed());
+        let result = work(&mut state, inner.world.now());
         self.pump(inner, &mut state);
         drop(state);
         inner.wake();
@@ -283,7 +283,7 @@ impl SoftCm {
     }
 
     fn receive(&mut self, device: &Arc<Device>) {
-        let now = self.inner.clock.elapsed();
+        let now = self.inner.world.now();
         let count = device.cm_socket.receive(&mut self.rx);
         let mut state = device.cm();
         for received in (0..count).filter_map(|index| self.rx.get(index)) {
@@ -387,7 +387,7 @@ impl Cm for SoftCm {
         if let Some(event) = self.inner.next_event() {
             return Some(event);
         }
-        self.clocks = (now, self.inner.clock.elapsed());
+        self.clocks = (now, self.inner.world.now());
         self.inner.clear_wakeup();
         let devices = self.inner.devices();
         for device in devices.iter() {

@@ -10,6 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket
 use super::cm::CmState;
 use super::socket::Socket;
 use super::steer;
+use super::world::World;
 use crate::rdma::{DeviceId, RdmaError};
 use crate::roce::{Mtu, UDP_PORT};
 
@@ -25,9 +26,10 @@ pub(super) struct Device {
     /// One for each reactor, opened when it is first used. Their order is what the steering program counts by.
     sockets: Mutex<Vec<Arc<Socket>>>,
     scope: u32,
+    world: World,
     pub(super) index_bits: u32,
     cm: Mutex<CmState>,
-    _lock: OwnedFd,
+    _lock: Option<OwnedFd>,
 }
 
 impl Device {
@@ -37,10 +39,14 @@ impl Device {
         address: IpAddr,
         scope: u32,
         reactors: usize,
-        seed: u64,
+        world: &World,
     ) -> Result<Self, RdmaError> {
+        #[cfg(test)]
+        if let World::Simulated(machine) = world {
+            return Self::simulated(id, address, reactors, world, machine.mtu());
+        }
         let lock = lock(address)?;
-        let cm_socket = Socket::bind(address, scope).map_err(|error| bind_error(address, &error))?;
+        let cm_socket = world.bind(address, scope, None).map_err(|error| bind_error(address, &error))?;
         steer::attach(&cm_socket.fd, reactors).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
             RdmaError::os(format!("steering packets of {address}"), errno, "a kernel of 4.5 or later is needed")
@@ -61,9 +67,28 @@ impl Device {
             cm_socket,
             sockets: Mutex::default(),
             scope,
+            world: world.clone(),
             index_bits: steer::index_bits(reactors),
-            cm: Mutex::new(CmState::new(address, seed)),
-            _lock: lock,
+            cm: Mutex::new(CmState::new(address, world.agent_seed())),
+            _lock: Some(lock),
+        })
+    }
+
+    /// An address of a simulated machine.
+    #[cfg(test)]
+    fn simulated(id: DeviceId, address: IpAddr, reactors: usize, world: &World, mtu: Mtu) -> Result<Self, RdmaError> {
+        Ok(Self {
+            id,
+            address,
+            interface: "simulated".into(),
+            mtu,
+            cm_socket: world.bind(address, 0, None).map_err(|error| bind_error(address, &error))?,
+            sockets: Mutex::default(),
+            scope: 0,
+            world: world.clone(),
+            index_bits: steer::index_bits(reactors),
+            cm: Mutex::new(CmState::new(address, world.agent_seed())),
+            _lock: None,
         })
     }
 
@@ -75,7 +100,10 @@ impl Device {
         }
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         while sockets.len() <= reactor {
-            let socket = Socket::bind(self.address, self.scope).map_err(|error| bind_error(self.address, &error))?;
+            let socket = self
+                .world
+                .bind(self.address, self.scope, Some(sockets.len()))
+                .map_err(|error| bind_error(self.address, &error))?;
             sockets.push(Arc::new(socket));
         }
         Ok(Arc::clone(&sockets[reactor]))

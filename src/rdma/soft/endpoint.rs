@@ -13,7 +13,6 @@ use super::cm::{SoftIncoming, SoftOutgoing};
 use super::device::Device;
 use super::ids::PeerIds;
 use super::memory::Regions;
-use super::random;
 use super::socket::{RxBatch, SendResult, Socket, TxScratch};
 use crate::rdma::{
     Access, Caps, Completion, ConnParams, Endpoint, EndpointEvent, EndpointOptions, Incoming, Mr, Outgoing, PostError,
@@ -87,7 +86,7 @@ impl SoftEndpoint {
             index: u32::try_from(reactor).unwrap_or(0),
             index_bits: device.index_bits,
             slot_bits: SLOT_BITS,
-            seed: random(),
+            seed: inner.world.engine_seed(),
             // The kernel accounts about twice its bytes to a packet of 4 KiB, and what it reports is twice what was asked
             // for; half of the rest is left to requests and to what is sent again.
             read_credit: (socket.receive_buffer as u64 / 4).min(MAX_READ_CREDIT),
@@ -125,6 +124,18 @@ impl SoftEndpoint {
         self.engine.counters()
     }
 
+    /// What drives it, for a simulation to look at.
+    #[cfg(test)]
+    pub(crate) const fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Queue pairs that exist, and connections of the address.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> (usize, usize) {
+        (self.qps.iter().flatten().count(), self.device.cm().agent.connections())
+    }
+
     /// Packets that did not reach the engine.
     #[must_use]
     pub const fn drops(&self) -> Drops {
@@ -148,7 +159,7 @@ impl SoftEndpoint {
         if self.qps.len() <= slot {
             self.qps.resize_with(slot + 1, || None);
         }
-        let psn = Psn::new(u32::try_from(random() >> 40).unwrap_or(0));
+        let psn = Psn::new(self.inner.world.psn());
         self.qps[slot] = Some(Qp { qpn, link, psn });
         Ok(QpId(slot as u32))
     }

@@ -19,19 +19,21 @@ mod socket;
 mod steer;
 #[cfg(test)]
 mod tests;
+mod world;
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use cm::{SoftCm, SoftIncoming, SoftOutgoing};
 use device::Device;
 pub use endpoint::{Drops, SoftEndpoint};
+#[cfg(test)]
+pub(crate) use steer::index_bits;
+use world::World;
 
 use super::{CmEvent, ConnId, DeviceId, DeviceInfo, EndpointOptions, Provider, RdmaError};
 
@@ -53,8 +55,7 @@ struct Inner {
     wakeup: EventFd,
     next_conn: AtomicU64,
     next_listener: AtomicU32,
-    /// The clock of connection management, which several threads drive.
-    clock: Instant,
+    world: World,
 }
 
 impl Soft {
@@ -71,6 +72,16 @@ impl Soft {
     /// # Errors
     /// When the system has no descriptor left.
     pub fn new(reactors: usize) -> Result<Self, RdmaError> {
+        Self::within(World::machine(), reactors)
+    }
+
+    /// A provider on a simulated machine.
+    #[cfg(test)]
+    pub(crate) fn simulated(machine: crate::sim::Machine, reactors: usize) -> Result<Self, RdmaError> {
+        Self::within(World::Simulated(machine), reactors)
+    }
+
+    fn within(world: World, reactors: usize) -> Result<Self, RdmaError> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wakeup = EventFd::from_value_and_flags(0, flags)
             .map_err(|errno| RdmaError::os("the software RDMA provider", errno as i32, ""))?;
@@ -81,7 +92,7 @@ impl Soft {
             wakeup,
             next_conn: AtomicU64::new(1),
             next_listener: AtomicU32::new(1),
-            clock: Instant::now(),
+            world,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -133,7 +144,7 @@ impl Inner {
             return Ok(Arc::clone(device));
         }
         let id = DeviceId(u32::try_from(devices.len()).unwrap_or(u32::MAX));
-        let device = Arc::new(Device::open(id, address, scope, self.reactors, random())?);
+        let device = Arc::new(Device::open(id, address, scope, self.reactors, &self.world)?);
         devices.push(Arc::clone(&device));
         Ok(device)
     }
@@ -151,16 +162,10 @@ impl Inner {
     }
 
     fn wake(&self) {
-        // It can only fail by being full, and is then readable.
-        let _ = self.wakeup.write(1);
+        self.world.wake(&self.wakeup);
     }
 
     fn clear_wakeup(&self) {
-        let _ = self.wakeup.read();
+        self.world.clear(&self.wakeup);
     }
-}
-
-/// A random number: where queue pair numbers, keys and IDs start.
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
 }

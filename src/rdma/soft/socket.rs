@@ -18,6 +18,8 @@ pub(super) struct Socket {
     scope: u32,
     /// Bytes of the receive buffer, as the kernel accounts them.
     pub(super) receive_buffer: usize,
+    #[cfg(test)]
+    simulated: Option<crate::sim::Port>,
 }
 
 /// Received packets.
@@ -29,6 +31,8 @@ pub(super) struct RxBatch {
     headers: Box<[libc::mmsghdr]>,
     /// Headers that the last call changed.
     used: usize,
+    #[cfg(test)]
+    simulated: Vec<crate::sim::Datagram>,
 }
 
 // SAFETY: the raw pointers inside `headers` and `_iovecs` point to the other boxes of the same value, which move with it.
@@ -73,7 +77,14 @@ impl Socket {
         }
         // SAFETY: just opened, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let mut socket = Self { fd, local, scope, receive_buffer: 0 };
+        let mut socket = Self {
+            fd,
+            local,
+            scope,
+            receive_buffer: 0,
+            #[cfg(test)]
+            simulated: None,
+        };
         socket.configure()?;
         let (address, len) = sockaddr(local, scope, UDP_PORT);
         // SAFETY: `address` is initialized and `len` bytes of it are a socket address.
@@ -82,6 +93,14 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         Ok(socket)
+    }
+
+    /// A socket on a simulated network. Its descriptor is never readable: a simulation does not sleep.
+    #[cfg(test)]
+    pub(super) fn simulated(local: IpAddr, port: crate::sim::Port) -> io::Result<Self> {
+        let fd = nix::sys::eventfd::EventFd::new()?.into();
+        let receive_buffer = port.receive_buffer();
+        Ok(Self { fd, local, scope: 0, receive_buffer, simulated: Some(port) })
     }
 
     fn configure(&mut self) -> io::Result<()> {
@@ -127,6 +146,10 @@ impl Socket {
 
     /// Sends the runs of a batch from number `first` on.
     pub(super) fn send(&self, batch: &TxBatch, first: usize, scratch: &mut TxScratch) -> SendResult {
+        #[cfg(test)]
+        if let Some(port) = &self.simulated {
+            return port.send(batch, first).map_or(SendResult::Done, SendResult::Full);
+        }
         scratch.fill(self, batch, first);
         let mut sent = 0;
         while sent < scratch.headers.len() {
@@ -156,6 +179,10 @@ impl Socket {
 
     /// Sends one packet. That it may be lost is in the nature of datagrams.
     pub(super) fn send_one(&self, to: IpAddr, packet: &[u8]) {
+        #[cfg(test)]
+        if let Some(port) = &self.simulated {
+            return port.send_one(to, packet);
+        }
         let (name, len) = sockaddr(to, self.scope, UDP_PORT);
         // SAFETY: `packet` and `name` live until the call returns.
         let _ = unsafe {
@@ -172,6 +199,10 @@ impl Socket {
 
     /// Receives what is there.
     pub(super) fn receive(&self, batch: &mut RxBatch) -> usize {
+        #[cfg(test)]
+        if let Some(port) = &self.simulated {
+            return port.receive(&mut batch.simulated, batch.headers.len());
+        }
         batch.rearm();
         // SAFETY: every header points to buffers in `batch`, which live until the call returns.
         let count = unsafe {
@@ -297,7 +328,16 @@ impl RxBatch {
                 header
             })
             .collect();
-        Self { buffers, names, controls, _iovecs: iovecs, headers, used: count }
+        Self {
+            buffers,
+            names,
+            controls,
+            _iovecs: iovecs,
+            headers,
+            used: count,
+            #[cfg(test)]
+            simulated: Vec::new(),
+        }
     }
 
     /// Makes the headers that the last call changed fit for the next one.
@@ -315,6 +355,17 @@ impl RxBatch {
 
     /// Datagram number `index` of those that came. None when its sender has no address.
     pub(super) fn get(&self, index: usize) -> Option<Received<'_>> {
+        #[cfg(test)]
+        if let Some(datagram) = self.simulated.get(index) {
+            return Some(Received {
+                from: datagram.from,
+                from_port: UDP_PORT,
+                congested: datagram.congested,
+                segment: datagram.segment,
+                bytes: &datagram.bytes,
+                dropped: datagram.dropped,
+            });
+        }
         let header = self.headers.get(index)?;
         let len = header.msg_len as usize;
         let bytes = self.buffers.get(index * DATAGRAM..)?.get(..len)?;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Low bits of a queue pair number that name its reactor.
-pub(super) fn index_bits(reactors: usize) -> u32 {
+pub(crate) fn index_bits(reactors: usize) -> u32 {
     reactors.next_power_of_two().trailing_zeros().max(1)
 }
 

@@ -7,6 +7,7 @@ use super::mad::{
     CmaHeader, Ids, Mad, Message, Mra, REJ_PRIVATE, REP_PRIVATE, REQ_APPLICATION, Rej, Rep, Req, gid, reason,
     service_id, service_port,
 };
+use crate::mutation::{self, Mutation};
 use crate::roce::{Mtu, Psn, Qpn};
 
 /// A connection of an agent: its communication ID.
@@ -314,6 +315,9 @@ impl Agent {
     /// The peer used the connection of this queue pair of ours, so it knows that it is established: the message that says
     /// so may be lost.
     pub fn established_by_traffic(&mut self, qpn: Qpn) {
+        if mutation::is_on(Mutation::LostRtu) {
+            return;
+        }
         let found = self.conns.iter_mut().find(|(_, conn)| conn.local_qpn == qpn && conn.state == State::RepSent);
         if let Some((id, conn)) = found {
             conn.establish();
@@ -511,6 +515,9 @@ impl Agent {
             }
             // Our RTU was lost.
             Some(conn) if conn.state == State::Established && conn.remote_id == rep.ids.local => {
+                if mutation::is_on(Mutation::LostRtu) {
+                    return;
+                }
                 self.out.push_back((from, Message::Rtu(ids).emit(tid)));
             }
             Some(conn) if conn.state == State::RepReceived && conn.remote_id == rep.ids.local => {

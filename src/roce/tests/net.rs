@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::roce::icrc::{Checker, Flow, Verdict};
 use crate::roce::*;
+pub(super) use crate::sim::Rng;
 
 /// Registered memory of one engine: a region per registration.
 #[derive(Default)]
@@ -36,31 +37,6 @@ impl Memory for Arena {
             }
             None => false,
         }
-    }
-}
-
-/// A small random number generator (xorshift64*): the seed is all that a failing run needs.
-pub(super) struct Rng(u64);
-
-impl Rng {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
-    }
-
-    pub(super) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    /// True `parts` times in 10,000.
-    pub(super) fn chance(&mut self, parts: u64) -> bool {
-        self.below(10_000) < parts
     }
 }
 
