@@ -26,14 +26,19 @@ pub(crate) enum Notice {
     NamespaceAttribute,
     /// The discovery log page changed.
     DiscoveryLog,
+    /// A reservation notification waits in its log page.
+    Reservation,
 }
 
+const ALL: [Notice; 3] = [Notice::NamespaceAttribute, Notice::DiscoveryLog, Notice::Reservation];
+
 impl Notice {
-    /// The bit of Asynchronous Event Configuration that enables it.
-    pub(crate) const fn enable_bit(self) -> u32 {
+    /// The bit of Asynchronous Event Configuration that enables it; `None` for what has a mask of its own.
+    pub(crate) const fn enable_bit(self) -> Option<u32> {
         match self {
-            Self::NamespaceAttribute => NAMESPACE_ATTRIBUTE_NOTICES,
-            Self::DiscoveryLog => DISCOVERY_LOG_NOTICES,
+            Self::NamespaceAttribute => Some(NAMESPACE_ATTRIBUTE_NOTICES),
+            Self::DiscoveryLog => Some(DISCOVERY_LOG_NOTICES),
+            Self::Reservation => None,
         }
     }
 
@@ -41,16 +46,18 @@ impl Notice {
         match self {
             Self::NamespaceAttribute => lid::CHANGED_NAMESPACES,
             Self::DiscoveryLog => lid::DISCOVERY,
+            Self::Reservation => lid::RESERVATION,
         }
     }
 
-    /// Dword 0 of the completion: type 2 (notice), information, log page.
+    /// Dword 0 of the completion: type (2 is a notice, 6 is of the I/O command set), information, log page.
     fn dword0(self) -> u32 {
-        let information = match self {
-            Self::NamespaceAttribute => 0x00,
-            Self::DiscoveryLog => 0xf0,
+        let (kind, information) = match self {
+            Self::NamespaceAttribute => (2, 0x00),
+            Self::DiscoveryLog => (2, 0xf0),
+            Self::Reservation => (6, 0x00),
         };
-        u32::from_le_bytes([2, information, self.log(), 0])
+        u32::from_le_bytes([kind, information, self.log(), 0])
     }
 }
 
@@ -86,6 +93,7 @@ pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     namespace: State,
     discovery: State,
+    reservation: State,
 }
 
 impl AsyncEvents {
@@ -141,13 +149,12 @@ impl AsyncEvents {
         match notice {
             Notice::NamespaceAttribute => &mut self.namespace,
             Notice::DiscoveryLog => &mut self.discovery,
+            Notice::Reservation => &mut self.reservation,
         }
     }
 
     fn fire(&mut self) -> Option<Fired> {
-        let notice = [Notice::NamespaceAttribute, Notice::DiscoveryLog]
-            .into_iter()
-            .find(|&notice| *self.state(notice) == State::Waiting)?;
+        let notice = ALL.into_iter().find(|&notice| *self.state(notice) == State::Waiting)?;
         let cid = self.parked.pop_front()?;
         *self.state(notice) = State::Reported { again: false };
         Some(Fired { cid, dword0: notice.dword0() })
@@ -183,6 +190,8 @@ mod tests {
         events.request(2);
         assert_eq!(events.raise(NS), fired(1, 0x0004_0002));
         assert_eq!(events.raise(DISCOVERY), fired(2, 0x0070_f002));
+        events.request(3);
+        assert_eq!(events.raise(Notice::Reservation), fired(3, 0x0080_0006));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(crate) mod fid {
     pub(crate) const HOST_BEHAVIOR: u8 = 0x16;
     pub(crate) const IO_COMMAND_SET_PROFILE: u8 = 0x19;
     pub(crate) const HOST_IDENTIFIER: u8 = 0x81;
+    pub(crate) const RESERVATION_MASK: u8 = 0x82;
+    pub(crate) const RESERVATION_PERSISTENCE: u8 = 0x83;
     pub(crate) const WRITE_PROTECTION: u8 = 0x84;
 }
 
@@ -43,7 +45,7 @@ const fn entry(fid: u8, changeable: bool, discovery: bool) -> Entry {
     Entry { fid, changeable, discovery }
 }
 
-const TABLE: [Entry; 13] = [
+const TABLE: [Entry; 15] = [
     entry(fid::ARBITRATION, true, false),
     entry(fid::POWER_MANAGEMENT, true, false),
     entry(fid::TEMPERATURE_THRESHOLD, true, false),
@@ -58,9 +60,16 @@ const TABLE: [Entry; 13] = [
     entry(fid::IO_COMMAND_SET_PROFILE, true, false),
     // On fabrics it comes with Connect.
     entry(fid::HOST_IDENTIFIER, false, false),
-    // Of a namespace, which keeps it: the registry answers.
+    // Of a namespace, which keeps them: the registry answers.
+    entry(fid::RESERVATION_MASK, true, false),
+    entry(fid::RESERVATION_PERSISTENCE, true, false),
     entry(fid::WRITE_PROTECTION, true, false),
 ];
+
+/// Whether a feature belongs to a namespace.
+pub(crate) const fn is_of_namespace(feature: u8) -> bool {
+    matches!(feature, fid::RESERVATION_MASK | fid::RESERVATION_PERSISTENCE | fid::WRITE_PROTECTION)
+}
 
 /// The identifiers that a kind of controller has, in order.
 pub(crate) fn identifiers(discovery: bool) -> impl Iterator<Item = u8> {
@@ -390,7 +399,7 @@ mod tests {
             0x16 => Some([512, 512, 512, 4]),
             _ => None,
         };
-        for fid in (0..=0xffu8).filter(|&fid| fid != 0x81 && fid != 0x84) {
+        for fid in (0..=0xffu8).filter(|fid| !(0x81..=0x84).contains(fid)) {
             let selects = [Select::Current, Select::Default, Select::Saved, Select::Capabilities];
             for (n, select) in selects.into_iter().enumerate() {
                 let expected = expected(fid).map(|values| values[n]).ok_or(0x02);

@@ -29,9 +29,11 @@
 
 pub mod command;
 pub mod completion;
+pub mod gate;
 pub mod io;
 pub mod nqn;
 pub mod registry;
+pub mod reservation;
 pub mod sgl;
 pub mod status;
 

@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 use crate::admin;
 use crate::features;
 use crate::io;
+use crate::reservation;
 use crate::status::Status;
 use crate::wire::logs::{ErrorEntry, SmartLog};
 
@@ -25,10 +26,11 @@ pub(crate) mod lid {
     pub(crate) const FEATURE_EFFECTS: u8 = 0x12;
     pub(crate) const MI_EFFECTS: u8 = 0x13;
     pub(crate) const DISCOVERY: u8 = 0x70;
+    pub(crate) const RESERVATION: u8 = 0x80;
 }
 
 /// Pages of an I/O controller.
-pub(crate) const IO_PAGES: [u8; 8] = [
+pub(crate) const IO_PAGES: [u8; 9] = [
     lid::SUPPORTED,
     lid::ERROR,
     lid::SMART,
@@ -37,6 +39,7 @@ pub(crate) const IO_PAGES: [u8; 8] = [
     lid::COMMAND_EFFECTS,
     lid::FEATURE_EFFECTS,
     lid::MI_EFFECTS,
+    lid::RESERVATION,
 ];
 
 /// Pages of a discovery controller.
@@ -210,8 +213,9 @@ pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Ve
         (namespace_commands.verify, io::opcode::VERIFY, 0),
         (namespace_commands.copy, io::opcode::COPY, CONTENT_CHANGE),
     ];
-    let optional =
-        optional.into_iter().filter(|(supported, ..)| *supported).map(|(_, opcode, effects)| (opcode, effects));
+    let reservation = reservation::opcode::ALL.map(|opcode| (namespace_commands.reservations, opcode, 0));
+    let optional = optional.into_iter().chain(reservation);
+    let optional = optional.filter(|(supported, ..)| *supported).map(|(_, opcode, effects)| (opcode, effects));
     let always = io::ALWAYS.map(|opcode| {
         let writes = opcode == io::opcode::WRITE;
         (opcode, if writes { CONTENT_CHANGE } else { 0 })
@@ -231,11 +235,12 @@ pub(crate) struct NamespaceCommands {
     pub(crate) deallocate: bool,
     pub(crate) verify: bool,
     pub(crate) copy: bool,
+    pub(crate) reservations: bool,
 }
 
 /// Feature identifiers supported and effects (LID 12h).
 pub(crate) fn feature_effects_page(discovery: bool) -> Vec<u8> {
-    let scope = |fid| if fid == features::fid::WRITE_PROTECTION { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
+    let scope = |fid| if features::is_of_namespace(fid) { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
     let features = features::identifiers(discovery).map(|fid| (usize::from(fid), SUPPORTED | scope(fid)));
     dword_table(256, features)
 }
@@ -336,14 +341,21 @@ mod tests {
 
     #[test]
     fn effects_list_what_is_served() {
-        let all = NamespaceCommands { compare: true, write_zeroes: true, deallocate: true, verify: true, copy: true };
+        let all = NamespaceCommands {
+            compare: true,
+            write_zeroes: true,
+            deallocate: true,
+            verify: true,
+            copy: true,
+            reservations: true,
+        };
         let page = command_effects_page(&all);
         assert_eq!(page.len(), 4096);
         let at = |n: usize| u32::from_le_bytes(page[n * 4..n * 4 + 4].try_into().unwrap());
         let admin: Vec<usize> = (0..256).filter(|&n| at(n) != 0).collect();
         assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18]);
         let io: Vec<usize> = (0..256).filter(|&n| at(256 + n) != 0).collect();
-        assert_eq!(io, [0, 1, 2, 5, 8, 9, 0x0c, 0x19]);
+        assert_eq!(io, [0, 1, 2, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19]);
         assert_eq!(at(257), 3, "write changes content");
         assert_eq!(at(258), 1);
         let none = command_effects_page(&NamespaceCommands::default());
@@ -354,7 +366,7 @@ mod tests {
     fn supported_pages_are_marked() {
         let page = supported_page(&IO_PAGES);
         let marked: Vec<usize> = (0..256).filter(|&n| page[n * 4] == 1).collect();
-        assert_eq!(marked, [0, 1, 2, 3, 4, 5, 0x12, 0x13]);
+        assert_eq!(marked, [0, 1, 2, 3, 4, 5, 0x12, 0x13, 0x80]);
         assert_eq!(page.len(), 1024);
         assert_eq!(feature_effects_page(false).len(), 1024);
         assert_eq!(mi_effects_page(), vec![0; 4096]);

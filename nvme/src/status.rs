@@ -100,12 +100,14 @@ codes! {
     HOST_ID_INCONSISTENT = 0x018, "Host Identifier Inconsistent Format";
     KEEP_ALIVE_EXPIRED = 0x019, "Keep Alive Timer Expired";
     KEEP_ALIVE_TIMEOUT_INVALID = 0x01a, "Keep Alive Timeout Invalid";
+    ABORTED_BY_PREEMPT = 0x01b, "Command Aborted due to Preempt and Abort";
     NAMESPACE_WRITE_PROTECTED = 0x020, "Namespace is Write Protected";
     COMMAND_INTERRUPTED = 0x021, "Command Interrupted";
     TRANSIENT_TRANSPORT_ERROR = 0x022, "Transient Transport Error";
     LBA_OUT_OF_RANGE = 0x080, "LBA Out of Range";
     CAPACITY_EXCEEDED = 0x081, "Capacity Exceeded";
     NAMESPACE_NOT_READY = 0x082, "Namespace Not Ready";
+    RESERVATION_CONFLICT = 0x083, "Reservation Conflict";
     INVALID_QUEUE_ID = 0x101, "Invalid Queue Identifier";
     ABORT_LIMIT_EXCEEDED = 0x103, "Abort Command Limit Exceeded";
     AER_LIMIT_EXCEEDED = 0x105, "Asynchronous Event Request Limit Exceeded";

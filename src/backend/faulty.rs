@@ -39,6 +39,7 @@ pub struct FaultControl(Arc<Control>);
 struct Control {
     stalled: AtomicBool,
     drop_flush: AtomicBool,
+    deaf: AtomicBool,
     fail_next: AtomicU32,
     dropped: AtomicU64,
     failed: AtomicU64,
@@ -69,6 +70,11 @@ impl FaultControl {
     pub fn release(&self) {
         self.0.stalled.store(false, Ordering::Release);
         self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Waker::wake);
+    }
+
+    /// Whether wishes to end an operation early go unheard from now on, as with a disk that cannot.
+    pub fn ignore_cancel(&self, ignore: bool) {
+        self.0.deaf.store(ignore, Ordering::Release);
     }
 
     /// The next `count` operations fail.
@@ -177,6 +183,9 @@ impl IoQueue for FaultyQueue {
     }
 
     fn cancel(&mut self, token: u64) {
+        if self.control.deaf.load(Ordering::Acquire) {
+            return;
+        }
         match self.held.iter().position(|(_, io)| io.token == token) {
             Some(at) => {
                 let (_, Io { token, data, .. }) = self.held.remove(at);

@@ -34,7 +34,7 @@ mod tests;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -243,6 +243,8 @@ pub struct Options {
     pub cntlid: RangeInclusive<u16>,
     /// Granularity of keep alive timeouts (KAS), in milliseconds: a multiple of 100.
     pub keep_alive_granularity: u32,
+    /// Where namespaces keep what has to survive a power loss: reservations and write protection. `None`: nowhere.
+    pub state_dir: Option<PathBuf>,
     /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
     pub log: String,
 }
@@ -262,6 +264,7 @@ impl Default for Options {
             remote_invalidate: true,
             cntlid: CNTLID_MIN..=CNTLID_MAX,
             keep_alive_granularity: 1000,
+            state_dir: None,
             log: "info".into(),
         }
     }
@@ -276,6 +279,13 @@ impl Options {
     /// Bytes that one reactor maps and registers.
     pub fn registered_memory(&self) -> u64 {
         target::Options::from(self).memory_plan().arena as u64
+    }
+}
+
+impl Options {
+    /// Where state is kept: as configured, else where a service manager says ($STATE_DIRECTORY).
+    pub fn state_folder(&self) -> Option<PathBuf> {
+        self.state_dir.clone().or_else(|| std::env::var_os("STATE_DIRECTORY").map(PathBuf::from))
     }
 }
 

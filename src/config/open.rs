@@ -10,6 +10,9 @@ impl Config {
     /// Opens everything that is to be served. What was opened is let go when the builder is dropped.
     pub fn open(&self) -> Result<TargetBuilder, TargetError> {
         let mut builder = Target::builder().options(target::Options::from(&self.options));
+        if let Some(folder) = self.options.state_folder() {
+            builder = builder.state_dir(folder);
+        }
         for subsystem in &self.subsystems {
             builder = builder.subsystem(subsystem.open()?);
         }

@@ -302,6 +302,13 @@ fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Op
         multiple(1 << 20, "pool_size", section.size("pool_size", 4 << 20..(1 << 40) + 1, problems), problems),
     );
     set(&mut options.receive_slots, section.number("receive_slots", 64..(1 << 20) + 1, problems));
+    options.state_dir = section.string("state_dir", problems).map(|folder| {
+        if !Path::new(&folder.value).is_absolute() {
+            let reason = format!("{:?} is no absolute path", folder.value);
+            problems.add(folder.at, "options.state_dir", reason, "give one, such as /var/lib/farside");
+        }
+        folder.value.into()
+    });
     set_flag(&mut options.poll, section.bool("poll", problems));
     set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
     let granularity = section.number("keep_alive_granularity", 100..60_001, problems);

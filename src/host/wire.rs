@@ -158,6 +158,65 @@ pub fn dsm_range(slba: u64, blocks: u32) -> [u8; 16] {
     bytes
 }
 
+/// Reservation Register: action 0 registers, 1 unregisters, 2 replaces; `persist` 0 leaves persistence alone, 2 turns it off, 3 on.
+pub fn reservation_register(nsid: u32, action: u32, ignore_key: bool, persist: u32) -> Sqe {
+    Sqe::new(0x0d).nsid(nsid).cdw(10, action | u32::from(ignore_key) << 3 | persist << 30)
+}
+
+/// Reservation Acquire: action 0 acquires, 1 preempts, 2 preempts and aborts.
+pub fn reservation_acquire(nsid: u32, action: u32, rtype: u8) -> Sqe {
+    Sqe::new(0x11).nsid(nsid).cdw(10, action | u32::from(rtype) << 8)
+}
+
+/// Reservation Release: action 0 releases, 1 clears.
+pub fn reservation_release(nsid: u32, action: u32, rtype: u8) -> Sqe {
+    Sqe::new(0x15).nsid(nsid).cdw(10, action | u32::from(rtype) << 8)
+}
+
+/// Reservation Report of `len` bytes, with host identifiers of 128 bits.
+pub fn reservation_report(nsid: u32, len: u32) -> Sqe {
+    Sqe::new(0x0e).nsid(nsid).cdw(10, (len / 4).wrapping_sub(1)).cdw(11, 1)
+}
+
+/// The keys that Register (current, new) and Acquire (current, to preempt) carry.
+pub fn reservation_keys(current: u64, other: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&current.to_le_bytes());
+    bytes[8..].copy_from_slice(&other.to_le_bytes());
+    bytes
+}
+
+/// What a Reservation Report says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReservationReport {
+    /// Generation.
+    pub generation: u32,
+    /// Type of the reservation; 0 = none.
+    pub rtype: u8,
+    /// Persistence through power loss is on.
+    pub persist: bool,
+    /// Controller identifier, whether it holds, key, host.
+    pub registrants: Vec<(u16, bool, u64, [u8; 16])>,
+}
+
+impl ReservationReport {
+    /// Reads the extended data structure, as far as the bytes go.
+    pub fn read(bytes: &[u8]) -> Self {
+        let count = usize::from(u16_at(bytes, 5));
+        let entries = bytes.get(64..).unwrap_or_default().chunks_exact(64).take(count);
+        let entry = |entry: &[u8]| {
+            let host = entry[16..32].first_chunk().copied().unwrap_or_default();
+            (u16_at(entry, 0), entry[2] & 1 != 0, u64_at(entry, 8), host)
+        };
+        Self {
+            generation: u32_at(bytes, 0),
+            rtype: bytes.get(4).copied().unwrap_or(0),
+            persist: bytes.get(9).is_some_and(|ptpls| *ptpls != 0),
+            registrants: entries.map(entry).collect(),
+        }
+    }
+}
+
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |field| u16::from_le_bytes(*field))
 }

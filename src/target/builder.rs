@@ -2,15 +2,19 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use nvme::registry::{Listener, NamespaceConfig, NamespaceLimits, RdmaProvider, Registry, RegistryConfig};
+use nvme::registry::{
+    Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Registry, RegistryConfig,
+};
 use tracing::{error, info};
 use uuid::Uuid;
 
 use super::control::ControlThread;
 use super::counters::{Counters, IoTotals, count};
+use super::keeper::Keeper;
 use super::live::{ListenerMap, Live, subsystem_config};
 use super::namespace::Published;
 use super::operate::Running;
@@ -143,6 +147,7 @@ pub struct TargetBuilder {
     subsystems: Vec<SubsystemSpec>,
     listeners: Vec<(SocketAddr, Option<u8>)>,
     identify_overrides: Vec<nvme::registry::IdentifyOverride>,
+    state_dir: Option<PathBuf>,
     /// What stands for a wildcard, for listeners that come later too.
     listener_map: Option<ListenerMap>,
 }
@@ -220,6 +225,14 @@ impl TargetBuilder {
         self
     }
 
+    /// A folder for what namespaces remember through power loss: reservations whose hosts asked for it, and write
+    /// protection. Without one hosts are told that nothing is kept.
+    #[must_use]
+    pub fn state_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.state_dir = Some(folder.into());
+        self
+    }
+
     /// Adds a subsystem.
     #[must_use]
     pub fn subsystem(mut self, subsystem: SubsystemSpec) -> Self {
@@ -248,7 +261,7 @@ impl TargetBuilder {
     }
 
     /// The registry with everything in it, and the namespaces to publish.
-    fn build_registry(&self) -> Result<Built, TargetError> {
+    fn build_registry(&self, keeper: Option<&Keeper>) -> Result<Built, TargetError> {
         let options = &self.options;
         options.check()?;
         let mut registry = Registry::new(RegistryConfig {
@@ -271,7 +284,7 @@ impl TargetBuilder {
             let mut namespaces = Vec::new();
             for spec in &subsystem.namespaces {
                 let info = spec.backend.info();
-                let config = namespace_config(&subsystem.nqn, spec, &info)?;
+                let config = namespace_config(&subsystem.nqn, spec, &info, keeper)?;
                 namespaces.push(ServedNamespace {
                     nsid: spec.nsid,
                     block_size: config.block_size,
@@ -282,7 +295,8 @@ impl TargetBuilder {
             }
             for view in registry.namespace_views(id) {
                 let Some(spec) = subsystem.namespaces.iter().find(|spec| spec.nsid == view.nsid) else { continue };
-                published.push(Published::new(id, &subsystem.nqn, view, spec, options.reactors));
+                let gate = registry.namespace_gate(id, view.nsid).map(Arc::new);
+                published.push(Published::new(id, &subsystem.nqn, view, gate, spec, options.reactors));
             }
             served.push((subsystem.nqn.clone(), namespaces));
         }
@@ -327,8 +341,9 @@ impl TargetBuilder {
 
     /// Everything but the threads, and what reactors are to serve.
     pub(crate) fn prepare<P: Provider>(&self, provider: &P) -> Result<Prepared<P>, TargetError> {
-        let Built { registry, published, served } = self.build_registry()?;
-        let shared = Shared::<P>::new(registry, self.options.clone())
+        let keeper = self.state_dir.as_deref().map(open_keeper).transpose()?;
+        let Built { registry, published, served } = self.build_registry(keeper.as_ref())?;
+        let shared = Shared::<P>::new(registry, self.options.clone(), keeper)
             .map_err(|error| TargetError::new("eventfd", error, "raise the limit of open files (ulimit -n)"))?;
         shared.with_control(|control| {
             for namespace in &published {
@@ -383,6 +398,14 @@ pub(crate) struct Prepared<P: Provider> {
     served: Vec<(String, Vec<ServedNamespace>)>,
 }
 
+/// Starts to keep states in a folder, which is made if need be.
+fn open_keeper(folder: &Path) -> Result<Keeper, TargetError> {
+    std::fs::create_dir_all(folder).and_then(|()| Keeper::start(folder)).map_err(|error| {
+        let remedy = "name a folder that the user that farside runs as can write to";
+        TargetError::new(format!("state_dir {}", folder.display()), error, remedy)
+    })
+}
+
 /// A checked description.
 struct Built {
     registry: Registry,
@@ -421,6 +444,9 @@ impl<P: Provider> Threads<P> {
             && control.join().is_err()
         {
             error!("the control thread had panicked");
+        }
+        if let Some(keeper) = &self.shared.keeper {
+            keeper.stop();
         }
         info!("target stopped");
     }
@@ -501,6 +527,7 @@ pub(super) fn namespace_config(
     nqn: &str,
     spec: &NamespaceSpec,
     info: &BackendInfo,
+    keeper: Option<&Keeper>,
 ) -> Result<NamespaceConfig, TargetError> {
     let object = || format!("namespace {} of {nqn} ({})", spec.nsid, info.name);
     let block_size = spec.block_size.unwrap_or_else(|| info.block_size.max(512));
@@ -521,6 +548,7 @@ pub(super) fn namespace_config(
     let in_blocks = |bytes: u32| u16::try_from(bytes / block_size).unwrap_or(u16::MAX);
     let (npwg, npdg) = (in_blocks(info.preferred_write), in_blocks(info.preferred_deallocate));
     let uuid = spec.uuid.unwrap_or_else(|| derive_uuid(nqn, spec.nsid, &info.identity));
+    let kept = keeper.map_or_else(|| Ok(NamespaceState::default()), |keeper| keeper.load(uuid))?;
     Ok(NamespaceConfig {
         nsid: spec.nsid,
         uuid: uuid.into_bytes(),
@@ -537,6 +565,9 @@ pub(super) fn namespace_config(
         compare: true,
         verify: true,
         copy: true,
+        reservations: true,
+        persistent: keeper.is_some(),
+        kept,
         read_only: spec.read_only || info.read_only,
     })
 }

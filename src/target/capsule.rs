@@ -197,6 +197,9 @@ impl<P: Provider> Reactor<P> {
         let namespace = &self.namespaces[at];
         let (view, epoch) = (&namespace.view, namespace.epoch);
         let io = nvme::io::check(command, view, &self.shared.io_limits)?;
+        if let Some(gate) = &namespace.gate {
+            gate.check(&association.sender, &io)?;
+        }
         let direction = match io.direction() {
             Transfer::ToHost => Direction::ToHost,
             Transfer::FromHost => Direction::FromHost,

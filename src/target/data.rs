@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use nvme::completion::Completion;
 use nvme::sgl::KeyedSgl;
-use nvme::status::Status;
 use tracing::warn;
 
 use super::queue::{CloseReason, Life};
@@ -238,8 +237,8 @@ impl<P: Provider> Reactor<P> {
         if request.reads_pending == 0 && request.read_posted == request.data_len {
             self.withdraw_sink(id);
             let request = &self.requests[id];
-            if request.aborted {
-                let completion = Completion::failed(request.cid, Status::ABORT_REQUESTED);
+            if let Some(status) = request.abort {
+                let completion = Completion::failed(request.cid, status);
                 self.finish(id, completion, now);
             } else {
                 self.execute(id, now);

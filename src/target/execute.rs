@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::completion::Completion;
+use nvme::gate::Sender;
 use nvme::io::IoCommand;
 use nvme::registry::QueueContext as ConnectContext;
 use nvme::status::Status;
 use tracing::{info, warn};
 
+use super::abort::has_several_operations;
 use super::namespace::IoCounters;
 use super::queue::{Association, Life};
 use super::reactor::Reactor;
@@ -49,6 +51,7 @@ impl<P: Provider> Reactor<P> {
         }
         match command {
             IoCommand::Copy { slba, ranges, fua } => self.begin_copy(id, namespace, slba, ranges, fua, now),
+            IoCommand::Reservation(command) => self.reserve(id, namespace, command, now),
             _ => self.submit_io(id, namespace, command, now),
         }
     }
@@ -94,7 +97,7 @@ impl<P: Provider> Reactor<P> {
         let data = if len > 0 { self.io_data(id, len) } else { None };
         let request = &mut self.requests[id];
         request.state = State::Executing;
-        let token = u64::from(request.generation) << 32 | u64::from(id);
+        let token = request.token(id);
         let queue = &mut self.queues[request.queue as usize];
         queue.executing += 1;
         let namespace = &mut self.namespaces[namespace];
@@ -175,22 +178,25 @@ impl<P: Provider> Reactor<P> {
             self.release_orphan(id, now);
             return;
         }
-        if result.is_ok() && !self.requests[id].aborted && self.goes_on(id, namespace, &command) {
+        if result.is_ok() && self.requests[id].abort.is_none() && self.goes_on(id, namespace, &command) {
             return self.submit_io(id, namespace, command, now);
-        }
-        if !self.awaited.is_empty() {
-            self.ended(id);
         }
         self.count(namespace, &command, id, &result);
         let request = &self.requests[id];
         let cid = request.cid;
         let status = match result {
+            Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),
-            Ok(()) if request.aborted => Status::ABORT_REQUESTED,
+            Ok(()) if has_several_operations(&command) && request.abort.is_some() => {
+                request.abort.unwrap_or(Status::ABORT_REQUESTED)
+            }
             Ok(()) if request.is_compare() && !self.equal(id) => Status::COMPARE_FAILURE.dnr(),
             Ok(()) => Status::SUCCESS,
         };
-        if request.extra.is_some() {
+        if !self.awaited.is_empty() || !self.aborts.is_empty() {
+            self.ended(id, Some(status));
+        }
+        if self.requests[id].extra.is_some() {
             return self.finish_special(id, namespace, status, now);
         }
         if !status.is_success() {
@@ -222,6 +228,9 @@ impl<P: Provider> Reactor<P> {
         let status = if status.is_success() && extra.failed { Status::FAILED_FUSED } else { status };
         let mut completion = Completion::failed(cid, status);
         if status.is_success() {
+            if extra.settle.is_some() {
+                return self.settle_step(id, now);
+            }
             let second = self.take_second(id);
             self.finish(id, completion, now);
             // Answering may have ended the queue.
@@ -236,7 +245,7 @@ impl<P: Provider> Reactor<P> {
         if let Some(copy) = &extra.copy {
             completion.result = copy.at().into();
         }
-        if let Some(settle) = extra.settle {
+        if let Some(settle) = extra.settle.take() {
             self.shared.with_control(|control| control.registry.settle_failed(&settle));
         }
         self.record_failure(id, status, now);
@@ -335,7 +344,8 @@ impl<P: Provider> Reactor<P> {
                 );
                 let place = self.namespaces.place(connected.subsystem);
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
-                queue.association = Some(Association { ctrl, subsystem, place, fence });
+                let sender = Sender { hostid: host_id };
+                queue.association = Some(Association { ctrl, subsystem, place, sender, fence });
                 queue.sq_entries = u32::from(connected.sqsize) + 1;
                 queue.no_sqhd = connected.sq_flow_control_disabled;
                 self.shared.control_mail.send(ControlMessage::Deadline);
@@ -358,8 +368,8 @@ impl<P: Provider> Reactor<P> {
         let (at, changes_media, nsid) = (request.queue, request.changes_media, request.subject.nsid);
         self.return_buffers(id);
         self.release_extra(id, now);
-        if !self.awaited.is_empty() {
-            self.ended(id);
+        if !self.awaited.is_empty() || !self.aborts.is_empty() {
+            self.ended(id, None);
         }
         self.requests.release(id);
         // A target that stops does not wait for a backend that never answers: its queue may be gone.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crossbeam::channel::{Sender, bounded, unbounded};
+use nvme::gate::Gate;
 use nvme::io::NamespaceView;
 use nvme::nqn::Nqn;
 use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig, SubsystemId};
@@ -390,14 +391,15 @@ impl Target {
     }
 
     fn open_namespace(&self, id: SubsystemId, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
-        let config = namespace_config(nqn, spec, &spec.backend.info())?;
+        let config = namespace_config(nqn, spec, &spec.backend.info(), self.running.keeper())?;
         let key = (id, spec.nsid);
         let object = || format!("namespace {} of {nqn}", spec.nsid);
         let reactors = self.served().reactors;
         let (added, _held) = self.control_held(|control| {
             control.registry.add_namespace(id, config)?;
             let view = control.registry.namespace_view(id, spec.nsid);
-            let published = view.map(|view| Published::new(id, nqn, view, spec, reactors));
+            let gate = control.registry.namespace_gate(id, spec.nsid).map(Arc::new);
+            let published = view.map(|view| Published::new(id, nqn, view, gate, spec, reactors));
             control.published.extend(published.clone().map(|published| (key, published)));
             Ok(published)
         });
@@ -545,10 +547,11 @@ impl Published {
         subsystem: SubsystemId,
         nqn: &str,
         view: NamespaceView,
+        gate: Option<Arc<Gate>>,
         spec: &NamespaceSpec,
         reactors: usize,
     ) -> Self {
         let counters = (0..reactors).map(|_| IoCounters::default()).collect();
-        Self { subsystem, nqn: nqn.into(), view, backend: Arc::clone(&spec.backend), counters }
+        Self { subsystem, nqn: nqn.into(), view, gate, backend: Arc::clone(&spec.backend), counters }
     }
 }

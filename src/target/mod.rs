@@ -13,6 +13,7 @@
 //! ```
 //! [`Target`] is the public face: built with [`Target::builder`], it serves until [`Target::shutdown`] or drop.
 
+mod abort;
 mod accept;
 mod builder;
 mod capsule;
@@ -22,6 +23,7 @@ mod counters;
 mod data;
 mod execute;
 mod fused;
+mod keeper;
 mod live;
 mod locks;
 mod mailbox;
@@ -34,6 +36,7 @@ mod publish;
 mod queue;
 mod reactor;
 mod request;
+mod reserve;
 mod shared;
 mod shutdown;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nvme::gate::{Gate, Sender};
 use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
 use nvme::status::Status;
@@ -47,6 +48,7 @@ pub(crate) struct Published {
     pub(crate) subsystem: SubsystemId,
     pub(crate) nqn: Arc<str>,
     pub(crate) view: NamespaceView,
+    pub(crate) gate: Option<Arc<Gate>>,
     pub(crate) backend: Arc<dyn Backend>,
     /// One per reactor.
     pub(crate) counters: Arc<[IoCounters]>,
@@ -55,6 +57,8 @@ pub(crate) struct Published {
 pub(crate) struct Namespace {
     pub(crate) key: NamespaceKey,
     pub(crate) view: NamespaceView,
+    /// What keeps commands of some hosts out.
+    pub(crate) gate: Option<Arc<Gate>>,
     /// Counts the views that were published.
     pub(crate) epoch: u32,
     /// The epoch at which a command may go to the backend without another look: none while there are locks.
@@ -90,8 +94,9 @@ impl IoQueue for Vacant {
 const NEVER: u32 = u32::MAX;
 
 impl Namespace {
-    pub(crate) fn set_view(&mut self, view: NamespaceView) {
+    pub(crate) fn set_view(&mut self, view: NamespaceView, gate: Option<Arc<Gate>>) {
         self.view = view;
+        self.gate = gate;
         self.changed();
     }
 
@@ -122,11 +127,12 @@ impl Namespace {
     }
 
     /// Checks a command again that was checked against an earlier view.
-    pub(crate) fn recheck(&self, command: &IoCommand) -> Result<(), Status> {
+    pub(crate) fn recheck(&self, command: &IoCommand, sender: &Sender) -> Result<(), Status> {
         if self.removed {
             return Err(nvme::io::no_namespace());
         }
-        nvme::io::recheck(command, &self.view)
+        nvme::io::recheck(command, &self.view)?;
+        self.gate.as_ref().map_or(Ok(()), |gate| gate.check(sender, command))
     }
 }
 
@@ -159,6 +165,7 @@ impl Namespaces {
         let namespace = Namespace {
             key: (published.subsystem, published.view.nsid),
             view: published.view,
+            gate: published.gate,
             epoch: 0,
             start_epoch: 0,
             locks: Vec::new(),

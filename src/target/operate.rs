@@ -10,6 +10,7 @@ use nvme::Nqn;
 use nvme::registry::{ConfigError, Drain, Registry, SubsystemId, WriteProtection};
 
 use super::builder::{Target, TargetError};
+use super::keeper::Keeper;
 use super::live::OpenNamespace;
 use super::locks::NamespaceKey;
 use super::shared::{Control, ControlMessage, Message, Shared};
@@ -38,6 +39,12 @@ pub(crate) trait Running: Send + Sync {
 
     /// Waits until every reactor acts on the last change and its commands that `drain` names have ended.
     fn settle(&self, key: NamespaceKey, drain: Drain);
+
+    /// Puts what a namespace remembers onto stable storage, where there is a place for it.
+    fn keep(&self, key: NamespaceKey) -> Result<(), TargetError>;
+
+    /// What namespaces remember through power loss.
+    fn keeper(&self) -> Option<&Keeper>;
 }
 
 impl<P: Provider> Running for Arc<Shared<P>> {
@@ -73,6 +80,22 @@ impl<P: Provider> Running for Arc<Shared<P>> {
         });
         let _ = settled.recv();
     }
+
+    fn keeper(&self) -> Option<&Keeper> {
+        self.keeper.as_ref()
+    }
+
+    fn keep(&self, key: NamespaceKey) -> Result<(), TargetError> {
+        let (done, kept) = channel();
+        Shared::keep(self, key, move |kept| {
+            let _ = done.send(kept);
+        });
+        if kept.recv().unwrap_or(false) {
+            return Ok(());
+        }
+        let remedy = "see the log, and repair the folder that state_dir names";
+        Err(TargetError::new(format!("namespace {}", key.1), "its state could not be kept", remedy))
+    }
 }
 
 impl Target {
@@ -85,7 +108,7 @@ impl Target {
         let key = (self.subsystem(nqn)?, nsid);
         self.registry(nqn, |registry| registry.set_write_protection(key.0, nsid, state))?;
         self.running.settle(key, Drain::Writes);
-        Ok(())
+        self.running.keep(key)
     }
 
     fn subsystem(&self, nqn: &str) -> Result<SubsystemId, TargetError> {

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::completion::Completion;
+use nvme::gate::Gate;
 use nvme::io::{BlockRange, IoCommand, NamespaceView};
 use nvme::registry::{Drain, Settle};
+use nvme::status::Status;
+use uuid::Uuid;
 
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::reactor::Reactor;
-use super::request::{Extra, Job, RequestId, State};
+use super::request::{Extra, Job, Request, RequestId, State};
 use super::shared::{Message, RequestRef, Shared};
 use super::ticket::Ticket;
 use crate::rdma::Provider;
@@ -38,7 +41,21 @@ impl<P: Provider> Shared<P> {
     /// Has every reactor act on what was published before and let the commands that `drain` names end; then `then`.
     pub(crate) fn settle(&self, key: NamespaceKey, drain: Drain, then: impl FnOnce() + Send + 'static) {
         let ticket = Ticket::new(then);
-        self.broadcast(|| Message::Settle { key, drain, ticket: ticket.clone() });
+        self.broadcast(|| Message::Settle { key, drain: drain.clone(), ticket: ticket.clone() });
+    }
+
+    /// Puts what a namespace remembers onto stable storage; `then` hears whether that worked. Without a place for it there is
+    /// nothing to do.
+    pub(crate) fn keep(&self, key: NamespaceKey, then: impl FnOnce(bool) + Send + 'static) {
+        let Some(keeper) = &self.keeper else { return then(true) };
+        // Handed over under the registry's lock: states are written in the order in which they came to be.
+        self.with_control(|control| {
+            let registry = &control.registry;
+            match (registry.namespace_uuid(key.0, key.1), registry.kept_state(key.0, key.1)) {
+                (Some(uuid), Some(state)) => keeper.keep(Uuid::from_bytes(uuid), state, then),
+                _ => then(true),
+            }
+        });
     }
 
     /// A ticket that tells a request's reactor.
@@ -87,10 +104,16 @@ impl<P: Provider> Shared<P> {
 
 impl<P: Provider> Reactor<P> {
     /// A namespace looks different from now on; `None`: it is gone.
-    pub(crate) fn publish(&mut self, key: NamespaceKey, view: Option<NamespaceView>, now: Duration) {
+    pub(crate) fn publish(
+        &mut self,
+        key: NamespaceKey,
+        view: Option<NamespaceView>,
+        gate: Option<Arc<Gate>>,
+        now: Duration,
+    ) {
         let Some(at) = self.namespaces.find_key(key) else { return };
         match view {
-            Some(view) => self.namespaces[at].set_view(view),
+            Some(view) => self.namespaces[at].set_view(view, gate),
             None => {
                 self.retire(key);
                 // What waits for a lock there would wait for ever.
@@ -100,13 +123,13 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Lets go of the ticket when the commands that `drain` names have ended.
-    pub(crate) fn settle(&mut self, key: NamespaceKey, drain: Drain, ticket: Ticket) {
-        let matches = |command: &IoCommand| match drain {
-            Drain::Nothing => false,
-            Drain::Writes => command.changes_media(),
-            Drain::Everything => true,
-        };
-        self.await_commands(key, matches, ticket);
+    pub(crate) fn settle(&mut self, key: NamespaceKey, drain: &Drain, ticket: Ticket, now: Duration) {
+        match drain {
+            Drain::Nothing => {}
+            Drain::Writes => self.await_commands(key, IoCommand::changes_media, ticket),
+            Drain::Everything => self.await_commands(key, |_| true, ticket),
+            Drain::Hosts(hosts) => self.expel(key, hosts, ticket, now),
+        }
     }
 
     /// A lock comes up: from now on commands on its blocks wait, and the ticket is held until those in progress have ended.
@@ -143,14 +166,20 @@ impl<P: Provider> Reactor<P> {
         if self.namespaces[at].pending == 0 {
             return;
         }
-        let requests: Vec<RequestId> = self.requests.in_backend(at, matches).collect();
+        let requests = self.requests.in_backend(at, matches).collect();
+        self.await_requests(requests, ticket);
+    }
+
+    /// Holds the ticket until these commands, which are in progress, have ended.
+    pub(crate) fn await_requests(&mut self, requests: Vec<RequestId>, ticket: Ticket) {
         if !requests.is_empty() {
             self.awaited.push(Awaited { requests, ticket });
         }
     }
 
     /// A command is over that somebody may wait for.
-    pub(crate) fn ended(&mut self, id: RequestId) {
+    pub(crate) fn ended(&mut self, id: RequestId, status: Option<Status>) {
+        self.tell_aborts(id, status);
         self.awaited.retain_mut(|awaited| {
             awaited.requests.retain(|other| *other != id);
             !awaited.requests.is_empty()
@@ -160,8 +189,10 @@ impl<P: Provider> Reactor<P> {
     /// Whether a command may go to the backend although something changed since it was checked. If not, it is answered, or it
     /// waits for a lock.
     pub(crate) fn may_start(&mut self, id: RequestId, at: u32, command: &IoCommand, now: Duration) -> bool {
+        let queue = &self.queues[self.requests[id].queue as usize];
+        let Some(sender) = queue.association.as_ref().map(|association| association.sender) else { return false };
         let namespace = &mut self.namespaces[at];
-        if let Err(status) = namespace.recheck(command) {
+        if let Err(status) = namespace.recheck(command, &sender) {
             let cid = self.requests[id].cid;
             self.record_failure(id, status, now);
             self.finish(id, Completion::failed(cid, status), now);
@@ -202,32 +233,60 @@ impl<P: Provider> Reactor<P> {
         let request = &mut self.requests[id];
         request.state = State::Settling;
         request.completion = completion;
+        let key = (settle.subsystem, settle.nsid);
+        let drain = settle.drain.clone();
         request.extra_mut().settle = Some(settle);
         let ticket = self.shared.ticket_for(owner, move || Message::Settled { owner });
-        let key = (settle.subsystem, settle.nsid);
-        self.shared.broadcast(|| Message::Settle { key, drain: settle.drain, ticket: ticket.clone() });
+        self.shared.broadcast(|| Message::Settle { key, drain: drain.clone(), ticket: ticket.clone() });
     }
 
-    /// The change holds everywhere; what was written before goes onto stable storage if that was asked for.
+    /// The change holds everywhere.
     pub(crate) fn settled(&mut self, owner: RequestRef, now: Duration) {
-        let Some(request) = self.requests.find(owner.request, owner.generation) else { return };
-        if request.state != State::Settling {
+        let settling = |request: &Request| request.state == State::Settling;
+        if self.requests.find(owner.request, owner.generation).is_some_and(settling) {
+            self.settle_step(owner.request, now);
+        }
+    }
+
+    /// What is left to be done for a change: what was written before goes onto stable storage, the new state is kept, and then
+    /// the command is answered.
+    pub(crate) fn settle_step(&mut self, id: RequestId, now: Duration) {
+        let owner = self.reference(id);
+        let request = &mut self.requests[id];
+        let Some(settle) = &mut request.extra_mut().settle else { return };
+        let key = (settle.subsystem, settle.nsid);
+        if std::mem::take(&mut settle.flush)
+            && let Some(namespace) = self.namespaces.find_key(key)
+        {
+            let command = IoCommand::Flush;
+            request.job = Job::Io { namespace, command };
+            return self.submit_io(id, namespace, command, now);
+        }
+        if std::mem::take(&mut settle.keep) {
+            request.state = State::Settling;
+            let shared = Arc::downgrade(&self.shared);
+            return self.shared.keep(key, move |kept| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.reactors[owner.reactor as usize].mailbox.send(Message::Kept { owner, kept });
+                }
+            });
+        }
+        let completion = request.completion;
+        self.finish(id, completion, now);
+    }
+
+    /// The new state is on stable storage, or not.
+    pub(crate) fn kept(&mut self, owner: RequestRef, kept: bool, now: Duration) {
+        let id = owner.request;
+        let settling = |request: &Request| request.state == State::Settling;
+        if !self.requests.find(id, owner.generation).is_some_and(settling) {
             return;
         }
-        let id = owner.request;
-        let settle = request.extra.as_ref().and_then(|extra| extra.settle);
-        let flush = settle.filter(|settle| settle.flush);
-        match flush.and_then(|settle| self.namespaces.find_key((settle.subsystem, settle.nsid))) {
-            Some(namespace) => {
-                let command = IoCommand::Flush;
-                self.requests[id].job = Job::Io { namespace, command };
-                self.submit_io(id, namespace, command, now);
-            }
-            None => {
-                self.requests[id].state = State::Received;
-                self.acquire(id, now);
-            }
+        if !kept {
+            let cid = self.requests[id].cid;
+            return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);
         }
+        self.settle_step(id, now);
     }
 
     /// Lets go of everything that an ending request shares with others.
@@ -242,7 +301,7 @@ impl<P: Provider> Reactor<P> {
         }
     }
 
-    fn reference(&self, id: RequestId) -> RequestRef {
+    pub(crate) fn reference(&self, id: RequestId) -> RequestRef {
         RequestRef { reactor: self.index, request: id, generation: self.requests[id].generation }
     }
 }

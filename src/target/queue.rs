@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nvme::gate::Sender;
 use nvme::registry::{ControllerId, KillReason, SubsystemId};
 
 use super::fused::Pairing;
@@ -68,6 +69,8 @@ pub(crate) struct Association {
     pub(crate) subsystem: SubsystemId,
     /// Its place among this reactor's namespaces.
     pub(crate) place: u32,
+    /// Who its commands come from, for gates.
+    pub(crate) sender: Sender,
     /// Writes of the same host's earlier life.
     pub(crate) fence: Arc<Fence>,
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use slab::Slab;
 use tracing::{debug, error, warn};
 
+use super::abort::PendingAbort;
 use super::live::Retiring;
 use super::memory::Memory;
 use super::namespace::Namespaces;
@@ -84,6 +85,8 @@ pub(crate) struct Reactor<P: Provider> {
     pub(crate) polled_pending: u32,
     /// Commands in progress whose end somebody waits for.
     pub(crate) awaited: Vec<Awaited>,
+    /// Abort commands that wait for such.
+    pub(crate) aborts: Vec<PendingAbort>,
     pub(crate) shutdowns: Slab<ShutdownFlush>,
     pub(crate) retiring: Vec<Retiring>,
     pub(crate) draining_since: Option<Duration>,
@@ -124,6 +127,7 @@ impl<P: Provider> Reactor<P> {
             fenced_queues: 0,
             polled_pending: 0,
             awaited: Vec::new(),
+            aborts: Vec::new(),
             shutdowns: Slab::new(),
             retiring: Vec::new(),
             draining_since: None,
@@ -185,6 +189,9 @@ impl<P: Provider> Reactor<P> {
         }
         if self.fenced_queues > 0 {
             self.serve_fences(now);
+        }
+        if !self.aborts.is_empty() {
+            self.expire_aborts(now);
         }
         if self.closing > 0 || self.draining_since.is_some() {
             self.advance_teardown(now);
@@ -337,13 +344,14 @@ impl<P: Provider> Reactor<P> {
                     }
                 }
                 Message::Abort { queue, cid, asker } => {
-                    let aborted = self.queue_by_key(queue).is_some_and(|queue| self.abort(queue, cid, now));
-                    shared.reactors[asker.reactor as usize].mailbox.send(Message::AbortDone { asker, aborted });
+                    let queue = self.queue_by_key(queue);
+                    self.abort(queue, cid, asker, now);
                 }
                 Message::AbortDone { asker, aborted } => self.abort_done(asker, aborted, now),
-                Message::Publish { key, view } => self.publish(key, view, now),
-                Message::Settle { key, drain, ticket } => self.settle(key, drain, ticket),
+                Message::Publish { key, view, gate } => self.publish(key, view, gate, now),
+                Message::Settle { key, drain, ticket } => self.settle(key, &drain, ticket, now),
                 Message::Settled { owner } => self.settled(owner, now),
+                Message::Kept { owner, kept } => self.kept(owner, kept, now),
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
                 Message::Unlock { key, id } => self.unlock(key, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
@@ -414,7 +422,7 @@ impl<P: Provider> Reactor<P> {
         let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();
         let waits = waits.then(|| now + Duration::from_millis(1));
-        devices.chain(teardown).chain(waits).min().map(|due| due.saturating_sub(now))
+        devices.chain(teardown).chain(waits).chain(self.next_abort()).min().map(|due| due.saturating_sub(now))
     }
 
     /// Whether a drained reactor may end.

@@ -15,6 +15,7 @@ use nvme::completion::Completion;
 use nvme::io::IoCommand;
 use nvme::registry::{AbortReply, Settle};
 use nvme::sgl::KeyedSgl;
+use nvme::status::Status;
 
 use super::copy::CopyProgress;
 use super::locks::LockId;
@@ -141,7 +142,8 @@ pub(crate) struct Request {
     pub(crate) next_range: u16,
     /// The command changes the namespace: a successor association waits for it.
     pub(crate) changes_media: bool,
-    pub(crate) aborted: bool,
+    /// It is to end early, with this status.
+    pub(crate) abort: Option<Status>,
     pub(crate) subject: Subject,
     /// The queue ends when the response is sent.
     pub(crate) close_after: bool,
@@ -194,7 +196,7 @@ impl Request {
             read_posted: 0,
             next_range: 0,
             changes_media: false,
-            aborted: false,
+            abort: None,
             subject: Subject::default(),
             close_after: false,
             abort_reply: None,
@@ -207,6 +209,11 @@ impl Request {
 
     pub(crate) fn is_compare(&self) -> bool {
         matches!(self.job, Job::Io { command: IoCommand::Compare { .. }, .. })
+    }
+
+    /// Names it to a backend.
+    pub(crate) fn token(&self, id: RequestId) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(id)
     }
 
     pub(crate) fn extra_mut(&mut self) -> &mut Extra {
@@ -271,7 +278,7 @@ impl Requests {
         slot.read_posted = 0;
         slot.next_range = 0;
         slot.changes_media = false;
-        slot.aborted = false;
+        slot.abort = None;
         slot.subject = Subject::default();
         slot.close_after = false;
         Some(id)
@@ -316,9 +323,7 @@ impl Requests {
 
     /// Whether any request is about a namespace of this reactor.
     pub(crate) fn on_namespace(&self, at: u32) -> bool {
-        self.slots
-            .iter()
-            .any(|slot| slot.state != State::Free && matches!(slot.job, Job::Io { namespace, .. } if namespace == at))
+        self.of_namespace(at).next().is_some()
     }
 
     /// Requests of one namespace that are in progress in its backend.
@@ -330,6 +335,14 @@ impl Requests {
             _ => false,
         };
         (0u32..).zip(&self.slots).filter(move |(_, slot)| in_progress(slot)).map(|(id, _)| id)
+    }
+
+    /// Requests of one namespace.
+    pub(crate) fn of_namespace(&self, at: u32) -> impl Iterator<Item = RequestId> + '_ {
+        let concerned = move |slot: &Request| {
+            slot.state != State::Free && matches!(slot.job, Job::Io { namespace, .. } if namespace == at)
+        };
+        (0u32..).zip(&self.slots).filter(move |(_, slot)| concerned(slot)).map(|(id, _)| id)
     }
 
     /// Requests of one queue.

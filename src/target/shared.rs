@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
 use nvme::completion::Completion;
+use nvme::gate::Gate;
 use nvme::io::{IoLimits, NamespaceView};
 use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
 
+use super::keeper::Keeper;
 use super::live::OpenNamespace;
 use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
 use super::mailbox::Mailbox;
@@ -172,11 +174,13 @@ pub(crate) enum Message<P: Provider> {
     /// The answer to `Abort`.
     AbortDone { asker: RequestRef, aborted: bool },
     /// A namespace changed; `None`: it is gone.
-    Publish { key: NamespaceKey, view: Option<NamespaceView> },
+    Publish { key: NamespaceKey, view: Option<NamespaceView>, gate: Option<Arc<Gate>> },
     /// Let go of the ticket when these commands have ended.
     Settle { key: NamespaceKey, drain: Drain, ticket: Ticket },
     /// What an admin command changed holds everywhere.
     Settled { owner: RequestRef },
+    /// Its state is on stable storage, or could not be put there.
+    Kept { owner: RequestRef, kept: bool },
     /// A range lock comes up; let go of the ticket when commands on its blocks have ended.
     Lock { lock: RangeLock, ticket: Ticket },
     /// A range lock goes.
@@ -265,6 +269,8 @@ impl Clock {
 pub(crate) struct Shared<P: Provider> {
     control: Mutex<Control>,
     locks: Mutex<LockTable>,
+    /// What namespaces remember through power loss, where there is a place for it.
+    pub(crate) keeper: Option<Keeper>,
     /// What each I/O command is checked against.
     pub(crate) io_limits: IoLimits,
     pub(crate) reactors: Vec<ReactorPort<P>>,
@@ -277,7 +283,11 @@ pub(crate) struct Shared<P: Provider> {
 }
 
 impl<P: Provider> Shared<P> {
-    pub(crate) fn new(registry: Registry, options: super::options::Options) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        registry: Registry,
+        options: super::options::Options,
+        keeper: Option<Keeper>,
+    ) -> std::io::Result<Self> {
         let reactors = (0..options.reactors)
             .map(|_| {
                 Ok(ReactorPort {
@@ -292,6 +302,7 @@ impl<P: Provider> Shared<P> {
             io_limits: registry.io_limits(),
             control: Mutex::new(Control::new(registry)),
             locks: Mutex::new(LockTable::default()),
+            keeper,
             reactors,
             control_mail: Mailbox::new()?,
             counters: Counters::default(),
@@ -326,7 +337,13 @@ impl<P: Provider> Shared<P> {
         match event {
             Event::Publish { subsystem, nsid } => {
                 let view = control.registry.namespace_view(subsystem, nsid);
-                self.broadcast(|| Message::Publish { key: (subsystem, nsid), view });
+                let gate = control.registry.namespace_gate(subsystem, nsid).map(Arc::new);
+                let key = (subsystem, nsid);
+                if let (Some(published), Some(view)) = (control.published.get_mut(&key), view) {
+                    published.view = view;
+                    published.gate = gate.clone();
+                }
+                self.broadcast(|| Message::Publish { key, view, gate: gate.clone() });
             }
             Event::CompleteHeld { ctrl, completion } => {
                 if let Some(queue) = find_queue(control, ctrl, 0) {

@@ -10,17 +10,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use nvme::completion::Completion;
-use nvme::io::IoCommand;
-use nvme::registry::AbortReply;
-use nvme::status::Status;
 use tracing::{info, warn};
 
-use super::fused::Pairing;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{RequestId, State, Tag, TagKind};
-use super::shared::{ControlMessage, Message, RequestRef, find_queue};
+use super::shared::ControlMessage;
 use crate::rdma::{Endpoint, Provider, SendOp, SendWr, Sge};
 
 /// How long the marker may take before the queue pair is destroyed without it.
@@ -225,88 +220,6 @@ impl<P: Provider> Reactor<P> {
             self.close_queue(*queue, CloseReason::DeviceRemoved, now);
         }
         self.drop_device_if_unused(at);
-    }
-
-    /// Starts an Abort command: the queue that has the command may live on another reactor.
-    pub(crate) fn start_abort(&mut self, at: u32, id: RequestId, sqid: u16, cid: u16, reply: AbortReply) {
-        let Some(association) = &self.queues[at as usize].association else { return };
-        let ctrl = association.ctrl;
-        let request = &mut self.requests[id];
-        request.state = State::Aborting;
-        request.abort_reply = Some(reply);
-        let asker = RequestRef { reactor: self.index, request: id, generation: request.generation };
-        let target = self.shared.with_control(|control| find_queue(control, ctrl, sqid).map(|queue| queue.key));
-        let (reactor, message) = match target {
-            Some(queue) => (queue.reactor, Message::Abort { queue, cid, asker }),
-            None => (self.index, Message::AbortDone { asker, aborted: false }),
-        };
-        self.shared.reactors[reactor as usize].mailbox.send(message);
-    }
-
-    /// Tries to abort a command of a queue; whether it will be answered as aborted.
-    pub(crate) fn abort(&mut self, at: u32, cid: u16, now: Duration) -> bool {
-        let found = self.requests.of_queue(at).find(|id| {
-            let request = &self.requests[*id];
-            request.cid == cid && !matches!(request.state, State::Responding | State::Aborting | State::Held)
-        });
-        let Some(id) = found else { return false };
-        match self.requests[id].state {
-            State::WaitBuffer
-            | State::WaitCredits
-            | State::Fenced
-            | State::AwaitsSecond
-            | State::FusedReady
-            | State::LockWait
-            | State::Locked => {
-                self.wait_buffer.retain(|other| *other != id);
-                self.wait_admin_buffer.retain(|other| *other != id);
-                let queue = &mut self.queues[at as usize];
-                queue.wait_credits.retain(|other| *other != id);
-                if queue.pairing == Pairing::First(id) {
-                    queue.pairing = Pairing::Failed;
-                }
-                let was_fenced = !queue.fenced.is_empty();
-                queue.fenced.retain(|other| *other != id);
-                if was_fenced && queue.fenced.is_empty() {
-                    self.fenced_queues -= 1;
-                }
-                self.return_buffers(id);
-                self.finish(id, Completion::failed(cid, Status::ABORT_REQUESTED), now);
-                true
-            }
-            State::ReadingFromHost => {
-                // Its buffer is in use until the READs complete; then it is answered instead of run.
-                self.requests[id].aborted = true;
-                true
-            }
-            State::Executing => {
-                let request = &self.requests[id];
-                let token = u64::from(request.generation) << 32 | u64::from(id);
-                let super::request::Job::Io { namespace, command } = request.job else { return false };
-                self.namespaces[namespace].queue.cancel(token);
-                // One of several operations ends after the one in progress.
-                let several = matches!(command, IoCommand::Copy { .. } | IoCommand::Deallocate { .. });
-                self.requests[id].aborted |= several;
-                several
-            }
-            _ => false,
-        }
-    }
-
-    /// The outcome of an Abort reached its asker.
-    pub(crate) fn abort_done(&mut self, asker: RequestRef, aborted: bool, now: Duration) {
-        let id = asker.request;
-        let Some(request) = self.requests.find(id, asker.generation) else { return };
-        if request.state != State::Aborting {
-            return;
-        }
-        let queue = request.queue;
-        let Some(reply) = self.requests[id].abort_reply.take() else { return };
-        if let Some(association) = &self.queues[queue as usize].association {
-            let ctrl = association.ctrl;
-            self.shared.with_control(|control| control.registry.abort_finished(ctrl));
-        }
-        self.finish(id, reply.completion(aborted), now);
     }
 
     /// Commands that waited for a host's earlier writes to their namespace go on when those are answered.

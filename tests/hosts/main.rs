@@ -14,6 +14,7 @@ mod raw_capsule;
 mod raw_connect;
 mod raw_fused;
 mod raw_limits;
+mod raw_reserve;
 mod raw_rewrite;
 mod raw_transfer;
 
@@ -79,6 +80,17 @@ macro_rules! every_scenario {
                 write_zeroes_with_deallocate_reads_as_zeroes,
                 write_protection_set_by_one_host_holds_for_all,
                 write_protection_waits_for_writes_in_progress,
+            }
+            raw_reserve {
+                every_reservation_type_keeps_out_whom_it_should,
+                reservations_are_of_hosts_and_outlive_their_connections,
+                two_hundred_hosts_register_and_one_preempts_them_all,
+                refused_reservation_commands_change_nothing,
+                preempt_and_abort_ends_what_the_other_host_has_in_progress,
+                preempt_and_abort_waits_for_a_disk_that_cannot_cancel,
+                preempt_and_abort_in_random_disorder_lets_no_late_write_land,
+                preempted_hosts_are_notified_and_read_why,
+                reservations_and_write_protection_survive_a_new_start,
             }
             raw_fused {
                 compare_and_write_writes_only_what_it_compared,

@@ -15,7 +15,7 @@ use farside::mem::Buffer;
 use farside::rdma::Provider;
 use farside::rdma::local::{Local, LocalCounters, LocalOptions};
 use farside::rdma::soft::Soft;
-use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target};
+use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target, TargetBuilder};
 use nvme::Status;
 
 pub(crate) const NQN: &str = "nqn.2026-11.io.farside:test";
@@ -124,6 +124,16 @@ impl<R: Rig> Setup<R> {
     }
 
     pub(crate) fn over(rig: R, options: Options, provider: R::P) -> Self {
+        Self::built(rig, options, provider, |builder| builder)
+    }
+
+    /// With whatever else is to be said of the target.
+    pub(crate) fn built(
+        rig: R,
+        options: Options,
+        provider: R::P,
+        more: impl FnOnce(TargetBuilder) -> TargetBuilder,
+    ) -> Self {
         let faulty = Faulty::new(Arc::new(Memory::new(BLOCKS * BLOCK as u64)), FaultPlan::default());
         let faults = faulty.control();
         let subsystem = SubsystemSpec::new(NQN)
@@ -131,13 +141,8 @@ impl<R: Rig> Setup<R> {
             .namespace(NamespaceSpec::new(2, Arc::new(Memory::new(BLOCKS * BLOCK as u64))))
             .namespace(NamespaceSpec::new(3, Arc::new(Null::new(1 << 40))));
         let other = SubsystemSpec::new(OTHER_NQN).namespace(NamespaceSpec::new(1, Arc::new(Null::new(1 << 30))));
-        let target = Target::builder()
-            .options(options)
-            .subsystem(subsystem)
-            .subsystem(other)
-            .listen(rig.address())
-            .start(provider)
-            .expect("the target starts");
+        let builder = Target::builder().options(options).subsystem(subsystem).subsystem(other).listen(rig.address());
+        let target = more(builder).start(provider).expect("the target starts");
         Self { target: Some(target), faults, rig }
     }
 

@@ -15,6 +15,7 @@ pub use limits::IoLimits;
 pub use ranges::{BlockRange, Ranges, parse_copy, parse_ranges};
 
 use crate::command::{Command, Fuse, Opcode, Transfer};
+use crate::reservation::ReservationCommand;
 use crate::status::Status;
 
 /// Opcodes of the NVM command set that a namespace can support.
@@ -61,6 +62,10 @@ pub struct NamespaceView {
     pub verify: bool,
     /// Copy is supported.
     pub copy: bool,
+    /// Reservations are supported.
+    pub reservations: bool,
+    /// State of it can be kept through power loss.
+    pub persistent: bool,
 }
 
 /// An I/O command that passed every check.
@@ -127,6 +132,8 @@ pub enum IoCommand {
         /// Force unit access: stable when answered.
         fua: bool,
     },
+    /// A reservation command, for [`crate::Registry::reserve`].
+    Reservation(ReservationCommand),
 }
 
 impl IoCommand {
@@ -140,6 +147,7 @@ impl IoCommand {
             Self::Deallocate { ranges } => u32::from(ranges) * ranges::DSM_RANGE_LEN,
             Self::Copy { ranges, .. } => u32::from(ranges) * ranges::COPY_RANGE_LEN,
             Self::WriteZeroes { .. } | Self::Flush | Self::DsmHint | Self::Verify { .. } => 0,
+            Self::Reservation(command) => command.data_len(),
         }
     }
 
@@ -152,6 +160,7 @@ impl IoCommand {
                 Transfer::FromHost
             }
             Self::WriteZeroes { .. } | Self::Flush | Self::DsmHint | Self::Verify { .. } => Transfer::None,
+            Self::Reservation(command) => command.direction(),
         }
     }
 
@@ -165,7 +174,7 @@ impl IoCommand {
             | Self::Compare { slba, blocks }
             | Self::Verify { slba, blocks }
             | Self::WriteZeroes { slba, blocks, .. } => Some(BlockRange { slba, blocks }),
-            Self::Flush | Self::DsmHint | Self::Deallocate { .. } | Self::Copy { .. } => None,
+            Self::Flush | Self::DsmHint | Self::Deallocate { .. } | Self::Copy { .. } | Self::Reservation(_) => None,
         }
     }
 
@@ -174,7 +183,12 @@ impl IoCommand {
     pub fn changes_media(&self) -> bool {
         match self {
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } | Self::Copy { .. } => true,
-            Self::Read { .. } | Self::Compare { .. } | Self::Verify { .. } | Self::Flush | Self::DsmHint => false,
+            Self::Read { .. }
+            | Self::Compare { .. }
+            | Self::Verify { .. }
+            | Self::Flush
+            | Self::DsmHint
+            | Self::Reservation(_) => false,
         }
     }
 }
@@ -249,6 +263,10 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
             supported(view.copy)?;
             writable(view)?;
             copy(command, limits)?
+        }
+        opcode if ReservationCommand::is(opcode) => {
+            supported(view.reservations)?;
+            IoCommand::Reservation(ReservationCommand::parse(command, view.persistent)?)
         }
         _ => return Err(Status::INVALID_OPCODE.dnr()),
     };

@@ -13,6 +13,8 @@ const VIEW: NamespaceView = NamespaceView {
     deallocate: true,
     verify: true,
     copy: true,
+    reservations: true,
+    persistent: false,
 };
 const LIMITS: IoLimits = IoLimits {
     mdts_bytes: 128 * 512,
@@ -134,9 +136,16 @@ fn read_only_refuses_all_writes_and_lets_flush_and_hints_through() {
 
 #[test]
 fn what_the_namespace_lacks_is_an_invalid_opcode() {
-    let view =
-        NamespaceView { compare: false, write_zeroes: false, deallocate: false, verify: false, copy: false, ..VIEW };
-    for opcode in [4, 5, 8, 9, 0x0c, 0x0d, 0x11, 0x19, 0x80] {
+    let view = NamespaceView {
+        compare: false,
+        write_zeroes: false,
+        deallocate: false,
+        verify: false,
+        copy: false,
+        reservations: false,
+        ..VIEW
+    };
+    for opcode in [4, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19, 0x80] {
         let refused = check(&command(opcode, 1, 512, [0, 4, 0, 0, 0, 0]), &view, &LIMITS);
         assert_eq!(refused, Err(Status::INVALID_OPCODE.dnr()), "{opcode:x}");
     }

@@ -123,8 +123,8 @@ impl Controller {
                 Ok(send(cid, data))
             }
             AdminCommand::GetLogPage(get) => self.get_log_page(cx, command, get, now),
-            AdminCommand::GetFeatures(get) if self.is_write_protection(get.fid) => self.get_protection(cx, cid, get),
-            AdminCommand::SetFeatures(set) if self.is_write_protection(set.fid) => self.set_protection(cx, cid, set),
+            AdminCommand::GetFeatures(get) if self.is_of_namespace(get.fid) => self.get_namespace_feature(cx, cid, get),
+            AdminCommand::SetFeatures(set) if self.is_of_namespace(set.fid) => self.set_namespace_feature(cx, cid, set),
             AdminCommand::GetFeatures(get) => self.get_features(cx, command, get),
             AdminCommand::SetFeatures(set) => self.set_features(cx, command, set, data),
             AdminCommand::KeepAlive => self.keep_alive(cid),
@@ -226,6 +226,13 @@ impl Controller {
             lid::DISCOVERY => {
                 self.log_read(Notice::DiscoveryLog, get.offset, get.retain, cx.events);
             }
+            lid::RESERVATION => {
+                let more = !get.retain && self.reservation_log.pop();
+                self.log_read(Notice::Reservation, get.offset, get.retain, cx.events);
+                if more {
+                    self.notify(Notice::Reservation, cx.events);
+                }
+            }
             _ => {}
         }
         Ok(send(command.cid, data))
@@ -261,6 +268,7 @@ impl Controller {
             }
             lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery),
             lid::MI_EFFECTS => logs::mi_effects_page(),
+            lid::RESERVATION => self.reservation_log.page(),
             _ => discovery::log_page(self, cx),
         })
     }

@@ -9,6 +9,7 @@ use core::time::Duration;
 use crate::command::NSID_ALL;
 use crate::io::IoLimits;
 use crate::nqn::NqnError;
+use crate::reservation::ReservationState;
 
 /// What applies to all controllers.
 #[derive(Clone, Debug)]
@@ -156,8 +157,24 @@ pub struct NamespaceConfig {
     pub verify: bool,
     /// Copy is supported.
     pub copy: bool,
+    /// Reservations are supported.
+    pub reservations: bool,
+    /// The transport keeps [`NamespaceState`] through power loss.
+    pub persistent: bool,
+    /// What was kept.
+    pub kept: NamespaceState,
     /// Writes are refused.
     pub read_only: bool,
+}
+
+/// What a namespace has to remember through power loss. Given out by [`super::Registry::kept_state`] after a change, and given
+/// back when the namespace is made again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceState {
+    /// Registrants and reservation; `None` while the hosts have not asked for persistence.
+    pub reservations: Option<ReservationState>,
+    /// A host write protected it.
+    pub write_protected: bool,
 }
 
 /// Preferred sizes in logical blocks, as real counts; 0 means "not known".

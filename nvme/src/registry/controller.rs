@@ -16,6 +16,7 @@ use crate::features::{FeatureContext, Features};
 use crate::logs::{ChangedNamespaces, ErrorLog};
 use crate::nqn::Nqn;
 use crate::properties::{Capabilities, Properties};
+use crate::reservation::NotificationLog;
 use crate::status::Status;
 
 /// What the admin Connect brought.
@@ -40,6 +41,7 @@ pub(crate) struct Controller {
     pub(crate) events: AsyncEvents,
     pub(crate) errors: ErrorLog,
     pub(crate) changed: ChangedNamespaces,
+    pub(crate) reservation_log: NotificationLog,
     /// I/O queues that are connected.
     pub(crate) io_queues: BTreeSet<u16>,
     admin_open: bool,
@@ -73,6 +75,7 @@ impl Controller {
             events: AsyncEvents::default(),
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
+            reservation_log: NotificationLog::default(),
             io_queues: BTreeSet::new(),
             admin_open: true,
             dying: false,
@@ -135,7 +138,8 @@ impl Controller {
 
     /// Tells the host of something, if it enabled the controller and the notice.
     pub(crate) fn notify(&mut self, notice: Notice, events: &mut VecDeque<Event>) {
-        if self.dying || !self.properties.is_ready() || !self.features.notice_enabled(notice.enable_bit()) {
+        let wanted = notice.enable_bit().is_none_or(|bit| self.features.notice_enabled(bit));
+        if self.dying || !self.properties.is_ready() || !wanted {
             return;
         }
         if let Some(fired) = self.events.raise(notice) {
@@ -164,6 +168,7 @@ impl Controller {
         }
         self.features.reset(&self.feature_context(config));
         self.changed.clear();
+        self.reservation_log.clear();
         if self.io_queues.is_empty() {
             self.properties.reset_done();
         } else {

@@ -4,7 +4,7 @@
 use zerocopy::IntoBytes;
 
 use super::Surroundings;
-use super::config::{NamespaceLimits, RegistryConfig};
+use super::config::{NamespaceConfig, NamespaceLimits, RegistryConfig};
 use super::controller::Controller;
 use super::subsystem::{Namespace, Subsystem};
 use crate::admin::{Identify, Refused, location};
@@ -170,12 +170,20 @@ fn namespace(namespace: &Namespace, io: &IoLimits) -> Vec<u8> {
         id.mcl.set(io.copy_blocks(&view));
         id.msrc = u8::try_from(io.copy_ranges.saturating_sub(1)).unwrap_or(u8::MAX);
     }
+    id.rescap = rescap(config);
     id.nsattr = u8::from(namespace.is_read_only());
     id.nguid = config.nguid;
     id.eui64 = config.eui64;
     let [format, ..] = &mut id.lbaf;
     format.lbads = namespace.block_shift;
     id.as_bytes().to_vec()
+}
+
+/// Reservation capabilities: all six types, Ignore Existing Key as of NVMe 1.3, and persistence where there is somewhere to
+/// keep it.
+fn rescap(config: &NamespaceConfig) -> u8 {
+    let persistent = u8::from(config.persistent);
+    if config.reservations { 0xfe | persistent } else { 0 }
 }
 
 fn independent(namespace: &Namespace) -> Vec<u8> {
@@ -188,6 +196,7 @@ fn independent(namespace: &Namespace) -> Vec<u8> {
         id.nsfeat |= NSFEAT_NO_VOLATILE_WRITE_CACHE;
     }
     id.nmic = NMIC_SHARED;
+    id.rescap = rescap(config);
     id.nsattr = u8::from(namespace.is_read_only());
     id.nstat = NSTAT_READY;
     id.as_bytes().to_vec()
@@ -254,6 +263,7 @@ fn io_controller(controller: &Controller, subsystem: &Subsystem, config: &Regist
         (commands.write_zeroes, ONCS_WRITE_ZEROES),
         (commands.verify, ONCS_VERIFY),
         (commands.copy, ONCS_COPY),
+        (commands.reservations, ONCS_RESERVATIONS),
         (true, ONCS_SAVE_AND_SELECT),
     ];
     let oncs = oncs.into_iter().filter(|(supported, _)| *supported);
@@ -325,6 +335,7 @@ const ONCS_COMPARE: u16 = 1;
 const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
 const ONCS_SAVE_AND_SELECT: u16 = 1 << 4;
+const ONCS_RESERVATIONS: u16 = 1 << 5;
 const ONCS_VERIFY: u16 = 1 << 7;
 const ONCS_COPY: u16 = 1 << 8;
 const FUSES_COMPARE_AND_WRITE: u16 = 1;

@@ -18,23 +18,27 @@ mod controller;
 mod discovery;
 mod identify;
 mod keepalive;
-mod protect;
+mod namespace_features;
+mod reserve;
 mod subsystem;
 #[cfg(test)]
 mod tests;
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::completion::Completion;
+use crate::gate::Gate;
 use crate::io::{IoLimits, NamespaceView};
 pub use crate::logs::{CommandError, IoCounters};
 use crate::nqn::Nqn;
+use crate::reservation::HostId;
 use crate::status::Status;
 
 pub use config::{
-    ConfigError, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, RdmaProvider, RegistryConfig,
-    SubsystemConfig,
+    ConfigError, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider,
+    RegistryConfig, SubsystemConfig,
 };
 pub use connect::{Connected, QueueContext};
 pub use subsystem::WriteProtection;
@@ -109,7 +113,7 @@ pub enum Action {
 }
 
 /// What has to be over before a change counts as made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settle {
     /// The subsystem of the namespace.
     pub subsystem: SubsystemId,
@@ -119,10 +123,12 @@ pub struct Settle {
     pub drain: Drain,
     /// Flush it after that. When that fails, the answer is its status, and [`Registry::settle_failed`] is told.
     pub flush: bool,
+    /// After that, keep [`Registry::kept_state`] on stable storage.
+    pub keep: bool,
 }
 
 /// Commands in progress that a change waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// None: new commands alone are concerned.
     Nothing,
@@ -130,6 +136,8 @@ pub enum Drain {
     Writes,
     /// All.
     Everything,
+    /// All of these hosts; those that can be are aborted, with [`Status::ABORTED_BY_PREEMPT`].
+    Hosts(Arc<[HostId]>),
 }
 
 /// The answer to an Abort command, once it is known what became of the other one.
@@ -241,7 +249,7 @@ pub struct ControllerInfo {
     /// The host's NQN.
     pub hostnqn: Nqn,
     /// The host's 128-bit identifier.
-    pub hostid: [u8; 16],
+    pub hostid: HostId,
     /// Keep alive timeout as it is applied.
     pub kato: Option<Duration>,
     /// I/O queues that are connected.
@@ -383,6 +391,24 @@ impl Registry {
     #[must_use]
     pub fn namespace_view(&self, subsystem: SubsystemId, nsid: u32) -> Option<NamespaceView> {
         Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.view())
+    }
+
+    /// What keeps commands out of a namespace, for publication with its view; `None` when nothing does.
+    #[must_use]
+    pub fn namespace_gate(&self, subsystem: SubsystemId, nsid: u32) -> Option<Gate> {
+        self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.gate()
+    }
+
+    /// UUID of a namespace.
+    #[must_use]
+    pub fn namespace_uuid(&self, subsystem: SubsystemId, nsid: u32) -> Option<[u8; 16]> {
+        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.config.uuid)
+    }
+
+    /// What a namespace has to remember through power loss.
+    #[must_use]
+    pub fn kept_state(&self, subsystem: SubsystemId, nsid: u32) -> Option<NamespaceState> {
+        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.kept())
     }
 
     /// Limits that apply to each I/O command.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{ConfigError, NamespaceConfig, RegistryConfig, SubsystemConfig, is_printable};
+use super::config::{ConfigError, NamespaceConfig, NamespaceState, RegistryConfig, SubsystemConfig, is_printable};
+use crate::gate::Gate;
 use crate::io::NamespaceView;
 use crate::logs::{IoCounters, NamespaceCommands};
 use crate::nqn::Nqn;
+use crate::reservation::Reservations;
 use crate::wire::ascii;
 
 /// A subsystem of I/O controllers.
@@ -26,6 +28,9 @@ pub(crate) struct Namespace {
     pub(crate) config: NamespaceConfig,
     pub(crate) block_shift: u8,
     pub(crate) protection: WriteProtection,
+    pub(crate) reservations: Reservations,
+    /// Reservation Notification Mask (feature 82h).
+    pub(crate) notification_mask: u32,
 }
 
 /// Namespace Write Protection state (feature 84h), as hosts set it.
@@ -98,12 +103,13 @@ impl Subsystem {
             deallocate: any(|ns| ns.deallocate),
             verify: any(|ns| ns.verify),
             copy: any(|ns| ns.copy),
+            reservations: any(|ns| ns.reservations),
         }
     }
 }
 
 impl Namespace {
-    pub(crate) fn new(config: NamespaceConfig, max: u32) -> Result<Self, ConfigError> {
+    pub(crate) fn new(mut config: NamespaceConfig, max: u32) -> Result<Self, ConfigError> {
         if config.nsid == 0 || config.nsid > max {
             return Err(ConfigError::NsidOutOfRange(config.nsid));
         }
@@ -116,7 +122,10 @@ impl Namespace {
             size => return Err(ConfigError::BlockSize(size)),
         };
         check_size(config.blocks, block_shift)?;
-        Ok(Self { config, block_shift, protection: WriteProtection::None })
+        let kept = core::mem::take(&mut config.kept);
+        let protection = if kept.write_protected { WriteProtection::Protected } else { WriteProtection::None };
+        let reservations = kept.reservations.map(Reservations::restored).unwrap_or_default();
+        Ok(Self { config, block_shift, protection, reservations, notification_mask: 0 })
     }
 
     pub(crate) fn resize(&mut self, blocks: u64) -> Result<(), ConfigError> {
@@ -148,6 +157,22 @@ impl Namespace {
             deallocate: self.config.deallocate,
             verify: self.config.verify,
             copy: self.config.copy,
+            reservations: self.config.reservations,
+            persistent: self.config.persistent,
+        }
+    }
+
+    /// What keeps hosts out; `None` when nothing does.
+    pub(crate) fn gate(&self) -> Option<Gate> {
+        let gate = Gate { reservation: self.reservations.guard() };
+        (!gate.is_open()).then_some(gate)
+    }
+
+    /// What is to be kept through power loss.
+    pub(crate) fn kept(&self) -> NamespaceState {
+        NamespaceState {
+            reservations: self.reservations.kept().cloned(),
+            write_protected: self.protection == WriteProtection::Protected,
         }
     }
 }

@@ -49,7 +49,7 @@ fn controller_says_what_it_is() {
     assert_eq!(id[111], 1, "CNTRLTYPE");
     assert_eq!(id[256..265], [0, 0, 3, 3, 3, 0x26, 127, 0, 0], "OACS ACL AERL FRMW LPA ELPE NPSS AVSCC");
     assert_eq!((id[512], id[513]), (0x66, 0x44), "SQES CQES");
-    assert_eq!(u16_at(&id, 520), 0x19d, "ONCS");
+    assert_eq!(u16_at(&id, 520), 0x1bd, "ONCS");
     assert_eq!(u16_at(&id, 522), 1, "FUSES: compare and write");
     assert_eq!(id[531], 3, "NWPC");
     assert_eq!((u16_at(&id, 532), u16_at(&id, 534)), (255, 1), "ACWU OCFS");
@@ -81,13 +81,14 @@ fn optional_commands_are_those_of_the_namespaces() {
     for nsid in [1, 3] {
         bench.registry.remove_namespace(bench.subsystem, nsid).unwrap();
     }
-    assert_eq!(u16_at(&bench.identify(ctrl, 1, 0).unwrap(), 520), 0x19d, "all may come");
+    assert_eq!(u16_at(&bench.identify(ctrl, 1, 0).unwrap(), 520), 0x1bd, "all may come");
     let plain = NamespaceConfig {
         compare: false,
         write_zeroes: false,
         deallocate: false,
         verify: false,
         copy: false,
+        reservations: false,
         ..namespace(1)
     };
     bench.registry.add_namespace(bench.subsystem, plain).unwrap();
@@ -112,7 +113,7 @@ fn namespace_structure_tells_size_format_and_limits() {
     let ctrl = bench.host();
     let id = bench.identify(ctrl, 0, 7).unwrap();
     assert_eq!([0, 8, 16].map(|offset| u64_at(&id, offset)), [100; 3], "NSZE NCAP NUSE");
-    assert_eq!(id[24..34], [0x10, 0, 0, 0, 0, 0, 1, 0, 0, 9], "NSFEAT to DLFEAT");
+    assert_eq!(id[24..34], [0x10, 0, 0, 0, 0, 0, 1, 0xfe, 0, 9], "NSFEAT to DLFEAT");
     assert_eq!([64, 66, 68, 70, 72].map(|offset| u16_at(&id, offset)), [7, 7, 15, 15, 255]);
     assert_eq!(id[99], 1, "NSATTR: write protected");
     assert_eq!(id[104..128], [[0; 8], [0; 8], [5; 8]].concat(), "NGUID EUI64");
@@ -196,7 +197,7 @@ fn command_set_structures_are_for_the_nvm_set_alone() {
         assert_eq!(bench.data(ctrl, &zoned), Err(Status::INVALID_FIELD.dnr()));
     }
     let independent = bench.identify(ctrl, 8, 1).unwrap();
-    assert_eq!(independent[..16], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "ready, cached");
+    assert_eq!(independent[..16], [0, 1, 0xfe, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "ready, cached");
     let uncached = NamespaceConfig { volatile_write_cache: false, ..namespace(9) };
     bench.registry.add_namespace(bench.subsystem, uncached).unwrap();
     assert_eq!(bench.identify(ctrl, 8, 9).unwrap()[0], 0x20);

@@ -10,7 +10,8 @@ mod identify;
 mod keepalive;
 mod lifecycle;
 mod logs;
-mod protect;
+mod namespace_features;
+mod reserve;
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -48,6 +49,7 @@ pub(super) fn namespace(nsid: u32) -> NamespaceConfig {
         compare: true,
         verify: true,
         copy: true,
+        reservations: true,
         ..NamespaceConfig::default()
     }
 }

@@ -1,4 +1,4 @@
-//! Write protection of a namespace: what hosts may set, what they are told, what is published.
+//! Features of a namespace, write protection first of all: what hosts may set, what they are told, what is published.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn protection_is_published_settled_and_told_to_the_other_hosts() {
     bench.all_events();
     let settle = settles(&mut bench, first, &set(1, 1));
     let subsystem = bench.subsystem;
-    assert_eq!(settle, Settle { subsystem, nsid: 1, drain: Drain::Writes, flush: true });
+    assert_eq!(settle, Settle { subsystem, nsid: 1, drain: Drain::Writes, flush: true, keep: false });
     let told = Event::CompleteHeld { ctrl: second, completion: Completion::with_result(2, 0x0004_0002) };
     assert_eq!(bench.all_events(), [Event::Publish { subsystem, nsid: 1 }, told], "published first");
     assert!(bench.registry.namespace_view(subsystem, 1).unwrap().read_only);

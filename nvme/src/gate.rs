@@ -1,0 +1,56 @@
+//! What keeps commands of some hosts out of a namespace: made by the registry, published with the namespace's view, and
+//! looked at only where there is one.
+
+use crate::io::IoCommand;
+use crate::reservation::{Guard, HostId};
+use crate::status::Status;
+
+/// Who sends a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// Its host's identifier.
+    pub hostid: HostId,
+}
+
+/// All that a command has to pass beside [`crate::io::check`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    pub(crate) reservation: Option<Guard>,
+}
+
+impl Gate {
+    /// It keeps nobody out.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a command may pass.
+    ///
+    /// # Errors
+    /// The status to answer with.
+    pub fn check(&self, sender: &Sender, io: &IoCommand) -> Result<(), Status> {
+        if let Some(guard) = &self.reservation
+            && let Some(writes) = access(io)
+            && !guard.admits(&sender.hostid, writes)
+        {
+            return Err(Status::RESERVATION_CONFLICT.dnr());
+        }
+        Ok(())
+    }
+}
+
+/// Whether a command belongs to the writes or to the reads that reservations tell apart; reservation commands decide for
+/// themselves.
+fn access(io: &IoCommand) -> Option<bool> {
+    match io {
+        IoCommand::Read { .. } | IoCommand::Compare { .. } | IoCommand::Verify { .. } => Some(false),
+        IoCommand::Write { .. }
+        | IoCommand::WriteZeroes { .. }
+        | IoCommand::Deallocate { .. }
+        | IoCommand::DsmHint
+        | IoCommand::Flush
+        | IoCommand::Copy { .. } => Some(true),
+        IoCommand::Reservation(_) => None,
+    }
+}
