@@ -13,7 +13,7 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::device::{Device, choose_source, local_addresses};
-use super::ids::PeerIds;
+use super::ids::{PeerIds, SharedIds};
 use super::socket::RxBatch;
 use super::{Event, Inner, Soft};
 use crate::rdma::{
@@ -28,6 +28,7 @@ use crate::roce::{Psn, UDP_PORT};
 pub(super) struct CmState {
     pub(super) agent: Agent,
     psn: Psn,
+    ids: PeerIds,
     listeners: HashMap<u16, (ListenerId, Option<u8>)>,
     pub(super) conns: HashMap<CmId, ConnId>,
     /// Answers to our requests, until the endpoint takes them.
@@ -35,10 +36,11 @@ pub(super) struct CmState {
 }
 
 impl CmState {
-    pub(super) fn new(local: IpAddr, seed: u64) -> Self {
+    pub(super) fn new(local: IpAddr, seed: u64, ids: &Arc<SharedIds>) -> Self {
         Self {
             agent: Agent::new(local, seed),
             psn: Psn::default(),
+            ids: PeerIds::new(ids),
             listeners: HashMap::new(),
             conns: HashMap::new(),
             replies: HashMap::new(),
@@ -245,7 +247,6 @@ pub struct SoftCm {
     watched: usize,
     rx: RxBatch,
     checker: Checker,
-    ids: PeerIds,
     listeners: HashMap<ListenerId, Vec<(Arc<Device>, u16)>>,
     /// The caller's clock and ours, read together.
     clocks: (Duration, Duration),
@@ -262,7 +263,6 @@ impl SoftCm {
             watched: 0,
             rx: RxBatch::new(BATCH),
             checker: Checker::new(cm::DATAGRAM_LEN),
-            ids: PeerIds::default(),
             listeners: HashMap::new(),
             clocks: (Duration::ZERO, Duration::ZERO),
         };
@@ -292,7 +292,7 @@ impl SoftCm {
                 let good = match self.checker.check(&flow, packet) {
                     Verdict::Valid => true,
                     Verdict::ValidWithId { id, dont_fragment } => {
-                        self.ids.accept(now, received.from, id, dont_fragment)
+                        state.ids.accept(now, received.from, id, dont_fragment)
                     }
                     Verdict::Corrupt => false,
                 };

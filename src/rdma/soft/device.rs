@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
 
 use super::cm::CmState;
+use super::ids::SharedIds;
 use super::socket::Socket;
 use super::steer;
 use super::world::World;
@@ -29,6 +30,8 @@ pub(super) struct Device {
     world: World,
     pub(super) index_bits: u32,
     cm: Mutex<CmState>,
+    /// What all sockets together know of the peers' IPv4 identifications.
+    pub(super) ids: Arc<SharedIds>,
     _lock: Option<OwnedFd>,
 }
 
@@ -59,6 +62,7 @@ impl Device {
                 "set it to 1500 or more, 4200 for full speed",
             )
         })?;
+        let ids = SharedIds::new(world);
         Ok(Self {
             id,
             address,
@@ -69,7 +73,8 @@ impl Device {
             scope,
             world: world.clone(),
             index_bits: steer::index_bits(reactors),
-            cm: Mutex::new(CmState::new(address, world.agent_seed())),
+            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids)),
+            ids,
             _lock: Some(lock),
         })
     }
@@ -77,6 +82,7 @@ impl Device {
     /// An address of a simulated machine.
     #[cfg(test)]
     fn simulated(id: DeviceId, address: IpAddr, reactors: usize, world: &World, mtu: Mtu) -> Result<Self, RdmaError> {
+        let ids = SharedIds::new(world);
         Ok(Self {
             id,
             address,
@@ -87,7 +93,8 @@ impl Device {
             scope: 0,
             world: world.clone(),
             index_bits: steer::index_bits(reactors),
-            cm: Mutex::new(CmState::new(address, world.agent_seed())),
+            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids)),
+            ids,
             _lock: None,
         })
     }

@@ -81,7 +81,7 @@ impl SoftEndpoint {
         reactor: usize,
         options: &EndpointOptions,
     ) -> Result<Self, RdmaError> {
-        let socket = device.socket(reactor)?;
+        let (socket, ids) = (device.socket(reactor)?, PeerIds::new(&device.ids));
         let config = roce::Config {
             index: u32::try_from(reactor).unwrap_or(0),
             index_bits: device.index_bits,
@@ -111,7 +111,7 @@ impl SoftEndpoint {
             scratch: TxScratch::default(),
             unsent: None,
             checker: Checker::new(MAX_PACKET),
-            ids: PeerIds::default(),
+            ids,
             done: Vec::new(),
             events: VecDeque::new(),
             drops: Drops::default(),

@@ -3,65 +3,159 @@
 //! A UDP socket does not show the identification that the ICRC covers; the ICRC itself tells what it must have been (see
 //! [`crate::roce::icrc`]). A corrupt packet yields a random one, so those that do not follow from the peer's last one are
 //! refused. A real jump costs one packet: the next one confirms it.
+//!
+//! A peer counts all its packets to an address of ours together, whichever thread they are for. So a thread that hears
+//! little from a busy peer goes by what the others heard: each notes now and then, in [`SharedIds`], how far the peer is.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What is known of every peer.
+use super::world::World;
+
+/// How far each peer of one address is, for all threads that receive on it.
+#[derive(Debug)]
+pub(super) struct SharedIds {
+    world: World,
+    peers: Mutex<HashMap<IpAddr, Arc<Newest>>>,
+}
+
+/// A peer's newest identification as some thread saw it; all zeros when none did.
 #[derive(Debug, Default)]
+struct Newest(AtomicU64);
+
+/// What one thread knows of every peer.
+#[derive(Debug)]
 pub(super) struct PeerIds {
+    shared: Arc<SharedIds>,
+    /// What to add to the caller's time for that of `shared`, in milliseconds, wrapping.
+    offset: Option<u32>,
     peers: HashMap<IpAddr, Peer>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Peer {
-    last: u16,
-    at: Duration,
+    last: Seen,
     /// An identification that was refused, and may turn out to be a jump.
     jump: Option<u16>,
     dont_fragment: bool,
+    newest: Arc<Newest>,
+    /// What this thread told the others last.
+    told: Seen,
+}
+
+/// An identification, and when it was seen, in milliseconds, wrapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    id: u16,
+    at: u32,
+}
+
+impl SharedIds {
+    pub(super) fn new(world: &World) -> Arc<Self> {
+        Arc::new(Self { world: world.clone(), peers: Mutex::default() })
+    }
+
+    fn peer(&self, from: IpAddr) -> Arc<Newest> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= MAX_PEERS && !peers.contains_key(&from) {
+            peers.clear();
+        }
+        Arc::clone(peers.entry(from).or_default())
+    }
+}
+
+impl Newest {
+    fn load(&self) -> Option<Seen> {
+        let word = self.0.load(Ordering::Relaxed);
+        let [i0, i1, a0, a1, a2, a3, known, _] = word.to_le_bytes();
+        (known != 0).then(|| Seen { id: u16::from_le_bytes([i0, i1]), at: u32::from_le_bytes([a0, a1, a2, a3]) })
+    }
+
+    fn store(&self, seen: Seen) {
+        let ([i0, i1], [a0, a1, a2, a3]) = (seen.id.to_le_bytes(), seen.at.to_le_bytes());
+        self.0.store(u64::from_le_bytes([i0, i1, a0, a1, a2, a3, 1, 0]), Ordering::Relaxed);
+    }
+}
+
+impl Seen {
+    /// Whether `id`, seen now, follows from this one: a peer may have sent `ahead` packets since to others, and one may
+    /// come after `behind` that were sent later. Linux lets the counter jump by up to the clock ticks that passed since
+    /// its last use.
+    fn leads_to(self, now: Self, behind: u16, ahead: u16) -> bool {
+        let passed = now.at.wrapping_sub(self.at);
+        let idle = if passed > u32::MAX / 2 { 0 } else { u16::try_from(passed).unwrap_or(u16::MAX) };
+        now.id.wrapping_sub(self.id) <= ahead.saturating_add(idle) || self.id.wrapping_sub(now.id) <= behind
+    }
 }
 
 impl PeerIds {
+    pub(super) fn new(shared: &Arc<SharedIds>) -> Self {
+        Self { shared: Arc::clone(shared), offset: None, peers: HashMap::new() }
+    }
+
     /// Whether a packet with this solved identification is taken.
     pub(super) fn accept(&mut self, now: Duration, from: IpAddr, id: u16, dont_fragment: bool) -> bool {
         // Of a kernel that sends 0, or counts the segments of a batch.
         if id < BATCH && dont_fragment {
             return true;
         }
+        let world = &self.shared.world;
+        let offset = *self.offset.get_or_insert_with(|| millis(world.now()).wrapping_sub(millis(now)));
+        let at = millis(now).wrapping_add(offset);
+        let seen = Seen { id, at };
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&from) {
             self.peers.clear();
         }
-        let fresh = Peer { last: id, at: now, jump: None, dont_fragment };
         let Some(peer) = self.peers.get_mut(&from) else {
-            self.peers.insert(from, fresh);
+            let newest = self.shared.peer(from);
+            // A thread that never heard of the peer may be the last one of many.
+            if newest.load().is_some_and(|last| !last.leads_to(seen, NEAR, NEAR)) {
+                let told = Seen { id, at: 0 };
+                self.peers.insert(from, Peer { last: told, jump: Some(id), dont_fragment, newest, told });
+                return false;
+            }
+            newest.store(seen);
+            self.peers.insert(from, Peer { last: seen, jump: None, dont_fragment, newest, told: seen });
             return true;
         };
-        // Linux lets the counter jump by up to the clock ticks that passed since its last use.
-        let idle = u16::try_from(now.saturating_sub(peer.at).as_millis()).unwrap_or(u16::MAX);
-        let window = AHEAD.saturating_add(idle);
-        let ahead = id.wrapping_sub(peer.last);
-        let behind = peer.last.wrapping_sub(id);
-        if dont_fragment == peer.dont_fragment && behind <= BEHIND {
-            return true;
-        }
+        let follows = dont_fragment == peer.dont_fragment
+            && (peer.last.leads_to(seen, BEHIND, AHEAD)
+                || peer.newest.load().is_some_and(|newest| newest.leads_to(seen, NEAR, NEAR)));
         let confirmed = peer.jump.is_some_and(|jump| id.wrapping_sub(jump) <= AHEAD);
-        if dont_fragment == peer.dont_fragment && ahead <= window || confirmed {
-            *peer = fresh;
-            return true;
+        if !follows && !confirmed {
+            peer.jump = Some(id);
+            return false;
         }
-        peer.jump = Some(id);
-        false
+        if confirmed || peer.last.id.wrapping_sub(id) > BEHIND {
+            peer.last = seen;
+        }
+        (peer.jump, peer.dont_fragment) = (None, dont_fragment);
+        if peer.told.at != at || id.wrapping_sub(peer.told.id) > TELL_EVERY {
+            peer.told = peer.last;
+            peer.newest.store(peer.last);
+        }
+        true
     }
+}
+
+/// Whole milliseconds, modulo 2^32.
+const fn millis(time: Duration) -> u32 {
+    (time.as_millis() & 0xffff_ffff) as u32
 }
 
 /// Identifications of a segmented batch.
 const BATCH: u16 = 64;
-/// How far a peer's counter may move between two packets to us.
+/// How far a peer's counter may move between two packets to one thread of ours.
 const AHEAD: u16 = 1024;
 /// How late a packet may be.
 const BEHIND: u16 = 256;
+/// How far the threads may be from each other: packets that wait in the buffer of one of them.
+const NEAR: u16 = 4096;
+/// Packets of a peer after which a thread tells the others, if not once in a millisecond.
+const TELL_EVERY: u16 = 64;
 /// Peers to remember; a stranger's packets cost no more than this memory.
 const MAX_PEERS: usize = 4096;
 
@@ -69,30 +163,52 @@ const MAX_PEERS: usize = 4096;
 mod tests {
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn peer() -> IpAddr {
+        IpAddr::from([10, 0, 0, 1])
+    }
+
     #[test]
     fn rising_identifications_pass_and_random_ones_do_not() {
-        let mut ids = PeerIds::default();
-        let from = IpAddr::from([10, 0, 0, 1]);
-        let now = Duration::from_secs(1);
-        assert!(ids.accept(now, from, 40_000, true), "nothing is known yet");
+        let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
+        assert!(ids.accept(NOW, peer(), 40_000, true), "nothing is known yet");
         for id in [40_001, 40_500, 40_400, 41_524, 0, 63] {
-            assert!(ids.accept(now, from, id, true), "{id}");
+            assert!(ids.accept(NOW, peer(), id, true), "{id}");
         }
-        assert!(!ids.accept(now, from, 42_549, true), "one too far");
-        assert!(!ids.accept(now, from, 64, true));
-        assert!(!ids.accept(now, from, 41_525, false), "this peer never fragments");
-        assert!(ids.accept(now, from, 42_548, true), "the last of the window");
+        let far = 41_524 + NEAR + 1;
+        assert!(!ids.accept(NOW, peer(), far, true), "one too far");
+        assert!(!ids.accept(NOW, peer(), 64, true));
+        assert!(!ids.accept(NOW, peer(), 41_525, false), "this peer never fragments");
+        assert!(ids.accept(NOW, peer(), far - 1, true), "the last of the window");
     }
 
     #[test]
     fn a_jump_costs_one_packet() {
-        let mut ids = PeerIds::default();
-        let from = IpAddr::from([10, 0, 0, 1]);
-        let now = Duration::from_secs(1);
-        assert!(ids.accept(now, from, 1000, true));
-        assert!(!ids.accept(now, from, 60_000, true));
-        assert!(ids.accept(now, from, 60_001, true));
-        assert!(ids.accept(now, from, 60_002, true));
-        assert!(ids.accept(now + Duration::from_secs(30), from, 20_000, true), "30 s of idling");
+        let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
+        assert!(ids.accept(NOW, peer(), 1000, true));
+        assert!(!ids.accept(NOW, peer(), 60_000, true));
+        assert!(ids.accept(NOW, peer(), 60_001, true));
+        assert!(ids.accept(NOW, peer(), 60_002, true));
+        assert!(ids.accept(NOW + Duration::from_secs(30), peer(), 20_000, true), "30 s of idling");
+    }
+
+    #[test]
+    fn what_one_thread_hears_helps_another_that_does_not() {
+        let shared = SharedIds::new(&World::machine());
+        let (mut busy, mut quiet) = (PeerIds::new(&shared), PeerIds::new(&shared));
+        assert!(quiet.accept(NOW, peer(), 1000, true));
+        for id in 1001..=30_000 {
+            assert!(busy.accept(NOW, peer(), id, true), "{id}");
+        }
+        assert!(quiet.accept(NOW, peer(), 30_001, true), "the peer was busy with the other");
+        assert!(busy.accept(NOW, peer(), 30_002, true));
+        assert!(quiet.accept(NOW, peer(), 29_000, true), "it waited in the buffer");
+        assert!(quiet.accept(NOW, peer(), 30_003, true), "and the peer has not gone back");
+        assert!(!quiet.accept(NOW, peer(), 50_000, true));
+        let mut new = PeerIds::new(&shared);
+        assert!(!new.accept(NOW, peer(), 10_000, true), "the others know better");
+        assert!(new.accept(NOW, peer(), 30_010, true));
+        assert!(new.accept(NOW, peer(), 30_011, true));
     }
 }
