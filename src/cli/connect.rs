@@ -32,6 +32,9 @@ pub(crate) struct Connect {
     /// How long each step of connecting may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u64,
+    /// Keep alive timeout, in seconds; 0 = none
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    keep_alive: u64,
 }
 
 /// Something to do with a provider, whichever it is.
@@ -46,6 +49,7 @@ impl Connect {
     pub(crate) fn with<W: WithProvider>(&self, threads: usize, work: W) -> Result<W::Output, HostError> {
         let mut options = HostOptions { source: self.source, ..HostOptions::default() };
         options.timeout = Duration::from_secs(self.timeout.max(1));
+        options.keep_alive = Duration::from_secs(self.keep_alive);
         if let Some(hostnqn) = &self.hostnqn {
             options.hostnqn.clone_from(hostnqn);
         }

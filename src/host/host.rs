@@ -587,8 +587,13 @@ impl<P: Provider> Host<P> {
             return self.lose(HostError::protocol("controller", why));
         }
         let wanted = self.options.io_queues;
+        // CAP.MQES, zeros-based.
+        let (entries, most) = (u64::from(self.options.queue_depth), (self.cap & 0xffff) + 1);
         if wanted == 0 || self.identify.kind == 2 {
             self.on_ready();
+        } else if entries > most {
+            let why = format!("the target's have up to {most} entries, {entries} are asked for");
+            self.lose(HostError::usage("I/O queues", why, "use a smaller depth"));
         } else {
             self.step(Phase::QueueCount, wire::set_queue_count(wanted));
         }

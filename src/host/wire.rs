@@ -13,11 +13,13 @@ pub const SQE_LEN: usize = 64;
 pub struct Sqe(pub [u8; SQE_LEN]);
 
 impl Sqe {
-    /// With an opcode.
+    /// With an opcode, and without data: a keyed descriptor of no bytes says so. All zeroes in its place would be an address
+    /// of the host's own, which the Linux target refuses.
     pub fn new(opcode: u8) -> Self {
         let mut bytes = [0; SQE_LEN];
         bytes[0] = opcode;
         bytes[1] = 0x40;
+        bytes[39] = 0x40;
         Self(bytes)
     }
 

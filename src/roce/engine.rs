@@ -215,7 +215,7 @@ impl Engine {
             return;
         };
         if qp.state != QpState::Err {
-            qp.fail(None, shared);
+            qp.end(None, shared);
             events.push_back(QpEvent::Failed(qpn));
         }
         self.feed_starved();

@@ -181,13 +181,20 @@ impl QueuePair {
         [self.requester.timer.deadline(), self.requester.rnr_until, pace].into_iter().flatten().min()
     }
 
+    /// To the error state, by itself.
+    fn fail(&mut self, failed: Option<(usize, Status)>, shared: &mut Shared) {
+        if self.state != QpState::Err {
+            shared.counters.qp_errors += 1;
+            self.end(failed, shared);
+        }
+    }
+
     /// To the error state: everything posted completes, first of all the work request that failed.
-    pub(super) fn fail(&mut self, failed: Option<(usize, Status)>, shared: &mut Shared) {
+    pub(super) fn end(&mut self, failed: Option<(usize, Status)>, shared: &mut Shared) {
         if self.state == QpState::Err {
             return;
         }
         self.state = QpState::Err;
-        shared.counters.qp_errors += 1;
         self.requester.flush(failed, self.qpn, self.send_cq, shared);
         let Some((conn, _)) = self.conn else {
             while let Some(tag) = self.recv.flush_one() {

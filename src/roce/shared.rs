@@ -48,7 +48,7 @@ pub struct Counters {
     pub cnps_sent: u64,
     /// Congestion notifications that came.
     pub cnps_received: u64,
-    /// Queue pairs that failed.
+    /// Queue pairs that failed by themselves: not those that their owner ended.
     pub qp_errors: u64,
 }
 

@@ -218,7 +218,9 @@ impl<P: Provider> Job<P> {
             Err(failure) => {
                 side.errors += 1;
                 if self.bench.verify {
-                    return Err(HostError::lost("bench", failure));
+                    // A connection that was lost tells why better than the commands that went with it.
+                    let why = self.host.failure().cloned();
+                    return Err(why.unwrap_or_else(|| HostError::lost("bench", failure)));
                 }
             }
         }
