@@ -20,7 +20,7 @@ def discovery_lists_the_subsystem_with_its_address(lab):
     equal("subsystems in the discovery page", set(found), {NQN + "one", NQN + "two"})
     for record in found.values():
         equal("trtype", record["trtype"], "rdma")
-        equal("adrfam", record["adrfam"], "ipv4")
+        equal("adrfam", record["adrfam"], lab.family)
         equal("traddr", record["traddr"], target.address)
         equal("trsvcid", record["trsvcid"].strip(), "4420")
     true("no controller is left after discover", not nvmecli.controllers())

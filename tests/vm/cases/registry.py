@@ -10,6 +10,8 @@ from typing import Callable
 LISTS = ("smoke", "full", "all")
 FARSIDE = ("verbs", "soft")
 EVERYWHERE = ("verbs", "soft", "nvmet")
+#: what the veth pair is like: which address the target has, and the MTU
+NETWORKS = ("ipv4", "ipv6", "mtu1500")
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ def lab(shared: Path | None = None, binary: str = "", programs: dict | None = No
     return _lab
 
 
-def run_case(name: str, provider: str) -> None:
+def run_case(name: str, provider: str, network: str = "ipv4") -> None:
     import cases
 
     here = lab()
-    here.fresh(name, provider)
+    here.fresh(name, provider, network)
     failure = None
     try:
         cases.CASES[name].function(here)

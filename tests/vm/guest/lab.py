@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from guest import network, nvmecli
+from guest.host import HostRun
 from guest.shell import Skip, eventually, modprobe, read, run, sh
 from guest.target import NQN, FarsideTarget, Namespace, NvmetTarget, Options, Subsystem
 
@@ -17,7 +18,7 @@ SCRATCH = Path("/run/scratch")
 class Lab:
     def __init__(self, shared: Path, binary: Path, programs: dict):
         self.shared, self.binary, self._programs = shared, binary, programs
-        self.provider = "verbs"
+        self.provider, self.network = "verbs", "ipv4"
         self.case_folder = shared
         self.targets = []
         self._undo = []
@@ -33,7 +34,14 @@ class Lab:
     @property
     def address(self) -> str:
         """Where the target of this provider listens."""
+        if self.network == "ipv6":
+            return self.address_v6
         return network.FAR_V4 if self.provider == "soft" else network.HOST_V4
+
+    @property
+    def family(self) -> str:
+        """Address family, as discovery says it."""
+        return "ipv6" if ":" in self.address else "ipv4"
 
     @property
     def address_v6(self) -> str:
@@ -81,18 +89,26 @@ class Lab:
         nqn = target.subsystems[subsystem].nqn
         return nvmecli.connect(nqn, target.address, target.port, io_queues, **options)
 
+    def host(self, command: str, address: str, *argv, netns=None) -> HostRun:
+        """Starts farside as a host: `discover`, `identify` or `bench`."""
+        netns = netns or (network.NETNS if self.provider == "soft" else None)
+        run = HostRun(self.binary, self.case_folder, self.provider, netns, command, address, *argv)
+        self.undo(run.stop)
+        return run
+
     def undo(self, function, *argv, **named) -> None:
         """Calls a function when the case ends, whatever its end; last first."""
         self._undo.append(lambda: function(*argv, **named))
 
     # Around each case.
 
-    def fresh(self, name: str, provider: str) -> None:
+    def fresh(self, name: str, provider: str, net: str = "ipv4") -> None:
         if not self.ready:
             network.up()
             _mount_scratch()
             self.ready = True
-        self.provider = provider
+        network.set_mtu(1500 if net == "mtu1500" else network.MTU)
+        self.provider, self.network = provider, net
         self.case_folder = self.shared / f"{name}-{time.monotonic_ns()}"
         self.case_folder.mkdir()
         self.targets, self._undo = [], []

@@ -5,6 +5,7 @@
 Host and target on one rxe device never touch the wire; on the software provider every packet crosses the pair.
 """
 
+from contextlib import contextmanager
 from pathlib import Path
 
 from guest.shell import eventually, modprobe, run, sh
@@ -13,6 +14,9 @@ HOST_V4, FAR_V4 = "192.168.77.1", "192.168.77.2"
 HOST_V6, FAR_V6 = "fd77::1", "fd77::2"
 NETNS = "far"
 MTU = 4200
+#: two more name spaces, for two farside ends without rxe
+EAST, WEST = "east", "west"
+EAST_V4, WEST_V4 = "192.168.81.1", "192.168.81.2"
 
 
 def up() -> None:
@@ -30,6 +34,16 @@ def up() -> None:
     raise_link("veth1", FAR_V4, FAR_V6, netns=NETNS)
     sh("ip", "link", "set", "lo", "up", netns=NETNS)
     add_rxe("rxe0", "veth0", HOST_V4)
+
+
+def set_mtu(mtu: int) -> None:
+    """The MTU of both ends of the pair, and with it the path MTU that rxe0 offers."""
+    if Path("/sys/class/net/veth0/mtu").read_text().strip() == str(mtu):
+        return
+    sh("ip", "link", "set", "veth0", "mtu", mtu)
+    sh("ip", "link", "set", "veth1", "mtu", mtu, netns=NETNS)
+    path_mtu = 4096 if mtu > 4096 else 1024
+    eventually(f"rxe0 has an active MTU of {path_mtu}", lambda: f"active_mtu:\t\t{path_mtu} " in sh("ibv_devinfo", "-d", "rxe0"))
 
 
 def raise_link(link: str, v4: str, v6: str | None = None, netns=None) -> None:
@@ -71,6 +85,24 @@ def gids(name: str) -> list[str]:
         except OSError:
             pass  # an empty slot
     return found
+
+
+@contextmanager
+def native_pair():
+    """Two name spaces on a pair of interfaces of their own, `east0` and `west0`, over which packets travel one by one:
+    neither interface passes on what the sender wants to have cut later."""
+    sh("ip", "link", "add", "east0", "type", "veth", "peer", "name", "west0")
+    try:
+        for netns, link, v4 in ((EAST, "east0", EAST_V4), (WEST, "west0", WEST_V4)):
+            sh("ip", "netns", "add", netns)
+            sh("ip", "link", "set", link, "netns", netns)
+            sh("ip", "link", "set", link, "gso_max_segs", 1, netns=netns)
+            raise_link(link, v4, netns=netns)
+        yield
+    finally:
+        for netns in (EAST, WEST):
+            run("ip", "netns", "delete", netns, check=False)
+        run("ip", "link", "delete", "east0", check=False)
 
 
 def add_vlan(identifier: int, v4: str, peer_v4: str | None = None) -> str:

@@ -11,7 +11,7 @@ _loops: list[str] = []
 _nulls: list[Path] = []
 
 
-def start(subsystems, addresses, port: int) -> None:
+def start(subsystems, addresses, port: int, queue_size: int | None = None) -> None:
     modprobe("nvmet", "nvmet-rdma")
     for subsystem in subsystems:
         _make_subsystem(subsystem)
@@ -22,6 +22,9 @@ def start(subsystems, addresses, port: int) -> None:
         write(folder / "addr_adrfam", "ipv6" if ":" in address else "ipv4")
         write(folder / "addr_traddr", address)
         write(folder / "addr_trsvcid", port)
+        largest = folder / "param_max_queue_size"
+        if queue_size and largest.exists():  # older kernels know 128 only
+            write(largest, queue_size)
         for subsystem in subsystems:
             (folder / "subsystems" / subsystem.nqn).symlink_to(ROOT / "subsystems" / subsystem.nqn)
 

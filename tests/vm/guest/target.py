@@ -5,6 +5,7 @@
     soft    farside with its own RoCEv2 stack, in the name space `far` at the other end of the veth pair
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from guest import network, nvmet, shell
 from guest.shell import Failed, equal, eventually
 
 NQN = "nqn.2026-11.io.example:"
+#: the environment of a farside whose log ends with what the software provider counted
+LOGGED = os.environ | {"FARSIDE_LOG": "info,farside::rdma::soft=debug"}
 KINDS = ("verbs", "soft", "nvmet")
 
 
@@ -57,8 +60,10 @@ class Options:
 class NvmetTarget:
     """The kernel's target. There is no process: `kill` takes ports and subsystems away from under the host."""
 
-    def __init__(self, subsystems, addresses, port=4420):
+    def __init__(self, subsystems, addresses, port=4420, queue_size: int | None = None):
         self.subsystems, self.addresses, self.port = subsystems, addresses, port
+        #: most entries of a queue, if not the kernel's own choice
+        self.queue_size = queue_size
         self.address = addresses[0]
         self.running = False
         for subsystem in subsystems:  # it would draw new ones at each start
@@ -69,7 +74,7 @@ class NvmetTarget:
 
     def start(self) -> None:
         self.running = True
-        nvmet.start(self.subsystems, self.addresses, self.port)
+        nvmet.start(self.subsystems, self.addresses, self.port, self.queue_size)
 
     def stop(self, timeout=10.0) -> None:
         if self.running:
@@ -98,6 +103,8 @@ class FarsideTarget:
         self.options = replace(options or Options())
         self.options.values = {"provider": provider} | self.options.values
         self.folder = folder
+        #: network name space of the process, if not the first one
+        self.netns = network.NETNS if provider == "soft" else None
         #: further arguments of `farside serve`
         self.arguments: list[str] = []
         self.process: subprocess.Popen | None = None
@@ -122,10 +129,12 @@ class FarsideTarget:
         log = self.folder / f"target-{len(self.logs)}-{time.monotonic_ns()}.log"
         self.logs.append(log)
         command = [str(self.binary), *map(str, argv)]
-        if self.provider == "soft":
-            command = ["ip", "netns", "exec", network.NETNS, *command]
+        if self.netns:
+            command = ["ip", "netns", "exec", self.netns, *command]
         with open(log, "wb") as output:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=user)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=user, env=LOGGED
+            )
 
     def wait_serving(self, timeout=30.0) -> str:
         """Waits for the line that a person would copy, and returns it."""
@@ -183,6 +192,10 @@ class FarsideTarget:
         if self.running:
             self.terminate(timeout)
 
+    def counters(self) -> dict[str, int]:
+        """What the software provider counted, once the target has ended."""
+        return counters(self.log())
+
     def faults(self) -> list[str]:
         """What must never be in a log, whatever the case."""
         found = []
@@ -226,6 +239,18 @@ class Figures:
 
     def bytes_read(self, nqn: str, nsid=1) -> int:
         return self.traffic[nqn, nsid][1]
+
+
+def counters(log: str) -> dict[str, int]:
+    """The sums over all "closed" lines of a log that was made with LOGGED."""
+    total: dict[str, int] = {}
+    lines = [line for line in log.splitlines() if " closed " in line and "counters=" in line]
+    if not lines:
+        raise Failed(f"the log has no counters: {log[-600:]}")
+    for line in lines:
+        for name, value in re.findall(r"(\w+): (\d+)", line[line.index("counters=") :]):
+            total[name] = total.get(name, 0) + int(value)
+    return total
 
 
 def subsystem_toml(subsystem: Subsystem) -> str:

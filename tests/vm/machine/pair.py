@@ -11,13 +11,13 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases.registry import Case
 from guest import shell
 from guest.shell import Failed, Skip
 from machine import dmesg, paths
 from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
+from machine.work import Work
 
 SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**29
 #: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
@@ -91,9 +91,10 @@ class Pair:
         return Guest(name, self.kernel, self.folder, cpus=1, memory="2G", disks=disks, cable=cable)
 
 
-def run_pair_cases(kernel: Kernel, work: list[tuple[Case, str]], report: Report, keep: bool) -> None:
+def run_pair_cases(kernel: Kernel, work: list[Work], report: Report, keep: bool) -> None:
     """Each case has a pair of its own: what it does to them is not for the next one to live with."""
-    for case, provider in work:
+    for one in work:
+        case, provider = one.case, one.provider
         folder = paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}"
         folder.mkdir(parents=True)
         pair = Pair(kernel, provider, folder)

@@ -1,10 +1,11 @@
 """Which case runs where: kernels, providers and lists make groups, one boot for each group."""
 
 from cases import CASES
-from cases.registry import FARSIDE
+from cases.registry import FARSIDE, NETWORKS, Case
 from machine import kernels, paths, programs
 from machine.report import Report
 from machine.session import Session
+from machine.work import Work
 
 PROVIDERS = ("verbs", "soft", "nvmet")
 #: the kernel that runs the full list; the others run the short one
@@ -12,7 +13,7 @@ MAIN_KERNEL = "6.12"
 
 
 def sessions(options) -> list[dict]:
-    """Groups of (case, provider) that share a boot."""
+    """Groups of work that share a boot."""
     groups = []
     for series in options.kernel or [MAIN_KERNEL, *(s for s in kernels.SERIES if s != MAIN_KERNEL)]:
         wanted = options.list or ("full" if series == MAIN_KERNEL else "smoke")
@@ -20,18 +21,25 @@ def sessions(options) -> list[dict]:
         for case in CASES.values():
             if not case.in_list(wanted) or not _selected(case, options.k):
                 continue
-            for provider in options.provider or _providers(series, case):
-                if provider in case.providers:
-                    by_boot.setdefault((case.guests, case.append), []).append((case, provider))
+            for work in _settings(series, case, options):
+                if work.provider in case.providers:
+                    by_boot.setdefault((case.guests, case.append), []).append(work)
         for (guests, append), work in sorted(by_boot.items(), key=lambda item: item[0]):
-            work.sort(key=lambda pair: PROVIDERS.index(pair[1]))
+            work.sort(key=lambda one: (PROVIDERS.index(one.provider), NETWORKS.index(one.network)))
             groups.append({"series": series, "guests": guests, "append": append, "work": work})
     return groups
 
 
-def _providers(series: str, case) -> list[str]:
-    """Without a wish: verbs everywhere, and the short list on the software provider on the main kernel."""
-    return ["verbs", "soft"] if series == MAIN_KERNEL and case.list == "smoke" else ["verbs"]
+def _settings(series: str, case: Case, options) -> list[Work]:
+    """Without a wish: both providers everywhere, and the short list on the main kernel also over the software
+    provider's other networks."""
+    if options.provider or options.network:
+        providers, networks = options.provider or ["verbs", "soft"], options.network or NETWORKS[:1]
+        return [Work(case, provider, network) for provider in providers for network in networks]
+    work = [Work(case, "verbs"), Work(case, "soft")]
+    if series == MAIN_KERNEL and case.list == "smoke":
+        work += [Work(case, "soft", network) for network in NETWORKS[1:]]
+    return work
 
 
 def _selected(case, words) -> bool:
@@ -40,8 +48,8 @@ def _selected(case, words) -> bool:
 
 def show(groups) -> None:
     for group in groups:
-        for case, provider in group["work"]:
-            print(f"{group['series']:5} {provider:6} {case.topic:8} {case.list:5} {case.name}")
+        for work in group["work"]:
+            print(f"{group['series']:5} {work.setting:12} {work.case.topic:8} {work.case.list:5} {work.case.name}")
 
 
 def execute(groups, report: Report, options) -> None:
@@ -51,15 +59,15 @@ def execute(groups, report: Report, options) -> None:
         missing = None if kernel else f"kernel {series} is not there: run tests/vm/setup"
         binary = paths.farside_binary()
         ready = []
-        for case, provider in work:
+        for one in work:
             why = missing
-            if provider in FARSIDE and not binary.exists():
+            if one.provider in FARSIDE and not binary.exists():
                 why = why or f"farside is not built: cargo build --release ({binary.name} not found)"
-            why = why or programs.build(case.programs)
+            why = why or programs.build(one.case.programs)
             if why:
-                report.skip(series, provider, case.name, why)
+                report.skip(series, one.setting, one.case.name, why)
             else:
-                ready.append((case, provider))
+                ready.append(one)
         if not ready:
             continue
         if group["guests"] == 1:

@@ -35,7 +35,7 @@ class Report:
         self._line("FAIL", kernel, provider, name, seconds)
         print(f"       {message[:600]}", flush=True)
         self.failed.append(f"{kernel} {provider} {name}: {message[:200]}")
-        kept = paths.FAILURES / f"{kernel}-{provider}-{name}"
+        kept = paths.FAILURES / f"{kernel}-{provider.replace('/', '-')}-{name}"
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
         (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
@@ -58,5 +58,5 @@ class Report:
     def _line(self, word: str, kernel: str, provider: str, name: str, seconds: float | None) -> None:
         self.counts[word] += 1
         took = "" if seconds is None else f"{seconds:7.1f}s"
-        print(f"{word:4} {kernel:5} {provider:6} {name:72} {took}", flush=True)
+        print(f"{word:4} {kernel:5} {provider:12} {name:72} {took}", flush=True)
         sys.stdout.flush()

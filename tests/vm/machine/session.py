@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases.registry import Case
 from machine import dmesg, paths
 from machine.guest import Disk, Guest, GuestDied
 from machine.kernels import Kernel
 from machine.report import Report
+from machine.work import Work
 
 SCRATCH_SIZE = 8 * 2**30
 
@@ -19,7 +19,7 @@ class Session:
     """Cases of one kernel and one set of kernel options; providers may differ."""
 
     kernel: Kernel
-    work: list[tuple[Case, str]]  # case and provider
+    work: list[Work]
     report: Report
     append: tuple[str, ...] = ()
     keep: bool = False
@@ -34,15 +34,14 @@ class Session:
                 continue
             try:
                 while left:
-                    case, provider = left.pop(0)
-                    if not self._run_case(guest, case, provider):
+                    if not self._run_case(guest, left.pop(0)):
                         break
             finally:
                 guest.stop()
                 if not self.keep:
                     shutil.rmtree(guest.folder, ignore_errors=True)
 
-    def _boot(self, first: tuple[Case, str]) -> Guest | None:
+    def _boot(self, first: Work) -> Guest | None:
         self.boots += 1
         folder = paths.RUNS / f"{self.kernel.series}-{time.time_ns()}"
         folder.mkdir(parents=True)
@@ -54,40 +53,40 @@ class Session:
         try:
             guest.start()
         except GuestDied as death:
-            case, provider = first
             console = _tail(guest.console) + _tail(guest.shared / "agent.log")
-            self.report.fail(self.kernel.series, provider, case.name, 0, str(death), console, guest.shared)
+            self.report.fail(self.kernel.series, first.setting, first.case.name, 0, str(death), console, guest.shared)
             return None
         print(f"boot {self.kernel.series:5} {self.kernel.version} {time.monotonic() - begun:.1f}s", flush=True)
         return guest
 
-    def _run_case(self, guest: Guest, case: Case, provider: str) -> bool:
+    def _run_case(self, guest: Guest, work: Work) -> bool:
         """False when the guest cannot be used any more."""
-        series = self.kernel.series
+        series, case, setting = self.kernel.series, work.case, work.setting
         begun = time.monotonic()
         try:
-            reply = guest.call("guest.agent:run_case", 2 * case.timeout, name=case.name, provider=provider)
+            where = {"provider": work.provider, "network": work.network}
+            reply = guest.call("guest.agent:run_case", 2 * case.timeout, name=case.name, **where)
         except GuestDied as death:
             trouble = dmesg.traces(guest.console.read_text(errors="replace"))
             message = f"{death}" + (f"; its kernel said: {trouble[0]}" if trouble else "")
             self.report.fail(
-                series, provider, case.name, time.monotonic() - begun, message, _tail(guest.console), guest.shared
+                series, setting, case.name, time.monotonic() - begun, message, _tail(guest.console), guest.shared
             )
             return False
         lines = reply["dmesg"]
-        (guest.shared / f"dmesg-{case.name}-{provider}.txt").write_text(dmesg.format_lines(lines))
+        (guest.shared / f"dmesg-{case.name}-{setting.replace('/', '-')}.txt").write_text(dmesg.format_lines(lines))
         bad = dmesg.judge(lines, case.allow)
         if reply["status"] == "failed":
             extra = reply.get("trace", "").splitlines()
             extra += [f"dmesg: {line}" for line in bad]
-            self.report.fail(series, provider, case.name, reply["seconds"], reply["message"], extra, guest.shared)
+            self.report.fail(series, setting, case.name, reply["seconds"], reply["message"], extra, guest.shared)
         elif bad:
             message = f"the kernel's log has {len(bad)} lines that no entry of the allow-list names"
-            self.report.fail(series, provider, case.name, reply["seconds"], message, bad, guest.shared)
+            self.report.fail(series, setting, case.name, reply["seconds"], message, bad, guest.shared)
         elif reply["status"] == "skipped":
-            self.report.skip(series, provider, case.name, reply["message"])
+            self.report.skip(series, setting, case.name, reply["message"])
         else:
-            self.report.passed(series, provider, case.name, reply["seconds"])
+            self.report.passed(series, setting, case.name, reply["seconds"])
         # After a trace, a time-out or an unclean end, nothing that follows could be trusted.
         dirty = "no end within" in reply["message"] or "cleaning up" in reply["message"]
         return not dirty and not any(dmesg.TRACES.search(line) for line in bad)
