@@ -636,6 +636,8 @@ const MAX_MRA: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: u8 = 20;
 /// 4.3 s: what a peer is told that asks again.
 const SERVICE_TIMEOUT: u8 = 20;
-/// 134 ms, as Linux has it: acknowledgements of a process that shares its processor may be late.
-const TARGET_ACK_DELAY: u8 = 15;
+/// 1.07 s: acknowledgements of a process that shares its processor may be late. Linux makes an ACK timeout of 2.1 s out of
+/// it, instead of 0.54 s. `rdma_rxe` does not survive one that is too short: when it sends again, it also repeats the
+/// registrations of memory in between, and ends the connection as these are valid already.
+const TARGET_ACK_DELAY: u8 = 18;
 const HOP_LIMIT: u8 = 64;

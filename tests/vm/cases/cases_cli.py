@@ -67,7 +67,7 @@ def id_ctrl_says_what_the_host_needs(lab):
     equal("cntlid of a discovery or admin kind", got["cntlid"] in range(1, 0xFFF0), True)
     if lab.is_farside:
         fields("id-ctrl of farside", got, {
-            "ver": AtLeast(0x20000), "mdts": 8, "ioccsz": (64 + 4096) // 16, "oncs": Bits(0b1101), "fuses": 0,
+            "ver": AtLeast(0x20000), "mdts": 8, "ioccsz": (64 + 4096) // 16, "oncs": Bits(0b1101), "fuses": 1,
             "ctratt": Bits(1 << 6 | 1), "elpe": AtLeast(1), "lpa": Bits(0b110), "npss": 0,
         })  # fmt: skip
 
