@@ -54,6 +54,7 @@ impl<P: Provider> Host<P> {
         loop {
             self.poll();
             if let Some(value) = done(self) {
+                self.send_waiting();
                 return Ok(value);
             }
             let now = self.now();

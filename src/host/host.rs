@@ -303,7 +303,9 @@ impl<P: Provider> Host<P> {
         }
     }
 
-    /// One round: what was submitted goes out, what arrived comes in, timers run. Whether anything happened.
+    /// One round: what was submitted goes out, what arrived comes in, timers run. Whether anything happened. While there is
+    /// something for [`Host::next_done`], acknowledgements wait for the next round (or `wait`), to travel with what is
+    /// submitted next.
     pub fn poll(&mut self) -> bool {
         let now = self.now();
         self.poll_at(now)
@@ -317,7 +319,16 @@ impl<P: Provider> Host<P> {
         }
         self.link_events = events;
         worked |= self.run_timers(now);
+        if self.done.is_empty() {
+            self.link.flush(now);
+        }
         worked
+    }
+
+    /// Sends what waits for the next round.
+    pub(crate) fn send_waiting(&mut self) {
+        let now = self.now();
+        self.link.flush(now);
     }
 
     /// Sleeps until something may have happened, at most for `limit`.
@@ -330,6 +341,9 @@ impl<P: Provider> Host<P> {
             self.on_link(event);
         }
         self.link_events = events;
+        if self.done.is_empty() {
+            self.link.flush(now);
+        }
     }
 
     /// When the next step of the association is due.
@@ -346,6 +360,7 @@ impl<P: Provider> Host<P> {
     /// What [`Host::poll`] does, and what [`Host::wait`] would find when it woke.
     #[cfg(test)]
     pub(crate) fn simulate(&mut self) -> bool {
+        self.link.woke();
         let worked = self.poll();
         let mut events = std::mem::take(&mut self.link_events);
         self.link.read_endpoint_events(&mut events);

@@ -152,12 +152,21 @@ pub(crate) struct Link<P: Provider> {
     next_generation: u32,
     /// Channels that are not up yet: only while there are any are deadlines looked at.
     connecting: u32,
+    /// When connection management is looked at again while nothing connects and nobody sleeps.
+    next_cm: Duration,
     source: Option<IpAddr>,
     thread: usize,
-    completions: Box<[Completion; 64]>,
+    completions: Box<[Completion; BATCH]>,
     pool: Pool,
     arena: Arena,
 }
+
+/// Completions that one round takes in: the owner submits after that many, so that the target has work while the rest is
+/// looked at.
+const BATCH: usize = 64;
+
+/// A busy host looks at connection management this often: each look is system calls.
+const CM_INTERVAL: Duration = Duration::from_millis(1);
 
 const SEND: u64 = 1;
 const RECEIVE: u64 = 2;
@@ -185,9 +194,10 @@ impl<P: Provider> Link<P> {
             by_conn: HashMap::new(),
             next_generation: 1,
             connecting: 0,
+            next_cm: Duration::ZERO,
             source,
             thread,
-            completions: Box::new([Completion::EMPTY; 64]),
+            completions: Box::new([Completion::EMPTY; BATCH]),
             pool,
             arena,
         })
@@ -301,20 +311,29 @@ impl<P: Provider> Link<P> {
         }
     }
 
-    /// Hands over what was posted, takes in what happened. Whether anything did.
+    /// Hands over what was posted, takes in what happened. Whether anything did. What that leads to, acknowledgements
+    /// included, leaves with [`Link::flush`].
     pub(crate) fn poll(&mut self, now: Duration, events: &mut Vec<LinkEvent>) -> bool {
         let before = events.len();
-        while let Some(event) = self.cm.poll_event(now) {
-            self.on_cm(event, now, events);
+        if self.connecting > 0 || now >= self.next_cm {
+            self.next_cm = now + CM_INTERVAL;
+            while let Some(event) = self.cm.poll_event(now) {
+                self.on_cm(event, now, events);
+            }
         }
-        if let Some(endpoint) = &mut self.endpoint {
-            endpoint.flush(now);
-        }
+        self.flush(now);
         self.poll_endpoint(now, events);
         if self.connecting > 0 {
             self.give_up_late(now, events);
         }
         events.len() > before
+    }
+
+    /// Hands over what was posted.
+    pub(crate) fn flush(&mut self, now: Duration) {
+        if let Some(endpoint) = &mut self.endpoint {
+            endpoint.flush(now);
+        }
     }
 
     fn give_up_late(&mut self, now: Duration, events: &mut Vec<LinkEvent>) {
@@ -329,21 +348,15 @@ impl<P: Provider> Link<P> {
         }
     }
 
-    fn poll_endpoint(&mut self, now: Duration, events: &mut Vec<LinkEvent>) {
-        loop {
-            let Some(endpoint) = &mut self.endpoint else { return };
-            let count = endpoint.poll(now, &mut self.completions[..]);
-            for at in 0..count {
-                let completion = self.completions[at];
-                self.on_completion(&completion, events);
-            }
-            if count < self.completions.len() {
-                break;
-            }
+    /// Takes in a batch of completions. True when there may be more.
+    fn poll_endpoint(&mut self, now: Duration, events: &mut Vec<LinkEvent>) -> bool {
+        let Some(endpoint) = &mut self.endpoint else { return false };
+        let count = endpoint.poll(now, &mut self.completions[..]);
+        for at in 0..count {
+            let completion = self.completions[at];
+            self.on_completion(&completion, events);
         }
-        if let Some(endpoint) = &mut self.endpoint {
-            endpoint.flush(now);
-        }
+        count == self.completions.len()
     }
 
     fn on_completion(&mut self, completion: &Completion, events: &mut Vec<LinkEvent>) {
@@ -414,7 +427,7 @@ impl<P: Provider> Link<P> {
             CmEvent::Disconnected { conn } => {
                 let Some(id) = self.by_conn.get(&conn).copied() else { return };
                 // What arrived before the end counts.
-                self.poll_endpoint(now, events);
+                while self.poll_endpoint(now, events) {}
                 self.down(id, HostError::lost("connection", "the target disconnected"), events);
             }
             CmEvent::Failed { conn, error } => {
@@ -490,7 +503,13 @@ impl<P: Provider> Link<P> {
         // Rounded up: a timer that is not due yet must not make the caller spin.
         let millis = timeout.as_micros().div_ceil(1000).min(60_000);
         let _ = poll(&mut polled, PollTimeout::try_from(millis as i32).unwrap_or(PollTimeout::MAX));
+        self.woke();
         self.read_endpoint_events(events);
+    }
+
+    /// A descriptor of connection management may have been what ended a sleep.
+    pub(crate) const fn woke(&mut self) {
+        self.next_cm = Duration::ZERO;
     }
 
     /// When the provider has to be looked at even if nothing arrives.

@@ -271,6 +271,7 @@ impl<P: Provider> RawHost<P> {
     pub fn turn(&mut self) {
         let now = self.start.elapsed();
         self.link.poll(now, &mut self.events);
+        self.link.flush(now);
         self.sort();
     }
 
