@@ -284,27 +284,32 @@ impl SoftCm {
 
     fn receive(&mut self, device: &Arc<Device>) {
         let now = self.inner.world.now();
-        let count = device.cm_socket.receive(&mut self.rx);
-        let mut state = device.cm();
-        for received in (0..count).filter_map(|index| self.rx.get(index)) {
-            let flow = Flow { src: received.from, dst: device.address, src_port: received.from_port };
-            for packet in received.bytes.chunks(received.segment) {
-                let good = match self.checker.check(&flow, packet) {
-                    Verdict::Valid => true,
-                    Verdict::ValidWithId { id, dont_fragment } => {
-                        state.ids.accept(now, received.from, id, dont_fragment)
+        for _ in 0..RX_ROUNDS {
+            let drained = device.cm_socket.receive(&mut self.rx);
+            let mut state = device.cm();
+            for received in (0..self.rx.len()).filter_map(|index| self.rx.get(index)) {
+                let flow = Flow { src: received.from, dst: device.address, src_port: received.from_port };
+                for packet in received.bytes.chunks(received.segment) {
+                    let good = match self.checker.check(&flow, packet) {
+                        Verdict::Valid => true,
+                        Verdict::ValidWithId { id, dont_fragment } => {
+                            state.ids.accept(now, received.from, id, dont_fragment)
+                        }
+                        Verdict::Corrupt => false,
+                    };
+                    if good && let Some(datagram) = cm::parse_datagram(packet) {
+                        state.agent.handle_datagram(now, received.from, datagram);
                     }
-                    Verdict::Corrupt => false,
-                };
-                if good && let Some(datagram) = cm::parse_datagram(packet) {
-                    state.agent.handle_datagram(now, received.from, datagram);
                 }
             }
+            if state.agent.next_timeout().is_some_and(|at| at <= now) {
+                state.agent.handle_timeout(now);
+            }
+            device.pump(&self.inner, &mut state);
+            if drained {
+                return;
+            }
         }
-        if state.agent.next_timeout().is_some_and(|at| at <= now) {
-            state.agent.handle_timeout(now);
-        }
-        device.pump(&self.inner, &mut state);
     }
 
     fn listen_on(&mut self, device: &Arc<Device>, port: u16, id: ListenerId, tos: Option<u8>) -> Result<(), RdmaError> {
@@ -422,3 +427,5 @@ impl Soft {
 
 /// Datagrams that one system call takes in.
 const BATCH: usize = 16;
+/// System calls of one turn, so that a flood on one address does not keep the others waiting.
+const RX_ROUNDS: usize = 8;

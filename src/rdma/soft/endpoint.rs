@@ -193,12 +193,13 @@ impl SoftEndpoint {
     /// Reads packets until there are none, or enough for one turn. True when there are none.
     fn receive(&mut self, now: Duration) -> bool {
         for _ in 0..RX_ROUNDS {
-            let count = self.socket.receive(&mut self.rx);
+            let drained = self.socket.receive(&mut self.rx);
+            let count = self.rx.len();
             for index in 0..count {
                 self.take_in(now, index);
             }
-            if count < self.rx.capacity() {
-                return true;
+            if drained || count < RX_DATAGRAMS {
+                return drained;
             }
             // More is waiting: what was asked for so far is answered before it.
             self.transmit(now);

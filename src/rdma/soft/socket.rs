@@ -31,6 +31,8 @@ pub(super) struct RxBatch {
     headers: Box<[libc::mmsghdr]>,
     /// Headers that the last call changed.
     used: usize,
+    /// Datagrams that the next call asks for.
+    want: usize,
     #[cfg(test)]
     simulated: Vec<crate::sim::Datagram>,
 }
@@ -197,25 +199,37 @@ impl Socket {
         };
     }
 
-    /// Receives what is there.
-    pub(super) fn receive(&self, batch: &mut RxBatch) -> usize {
+    /// Receives what is there, as far as `batch` has room for it now. True when there is no more.
+    pub(super) fn receive(&self, batch: &mut RxBatch) -> bool {
         #[cfg(test)]
         if let Some(port) = &self.simulated {
-            return port.receive(&mut batch.simulated, batch.headers.len());
+            batch.used = port.receive(&mut batch.simulated, batch.headers.len());
+            return batch.used < batch.headers.len();
         }
-        batch.rearm();
-        // SAFETY: every header points to buffers in `batch`, which live until the call returns.
+        let want = batch.rearm();
+        // SAFETY: every header points to buffers in `batch`, which live until the call returns, and there are `want` of them.
         let count = unsafe {
             libc::recvmmsg(
                 self.fd.as_raw_fd(),
                 batch.headers.as_mut_ptr(),
-                batch.headers.len() as u32,
+                want as u32,
                 libc::MSG_DONTWAIT,
                 std::ptr::null_mut(),
             )
         };
         batch.used = usize::try_from(count).unwrap_or(0);
-        batch.used
+        batch.want = next_want(want, batch.used).min(batch.headers.len());
+        batch.used < want
+    }
+}
+
+/// How many datagrams to ask for after `count` came of `want`: the kernel's search for one that is not there costs as much as a
+/// system call of its own.
+const fn next_want(want: usize, count: usize) -> usize {
+    match count {
+        _ if count == want => want * 2,
+        _ if count < want / 2 => want / 2,
+        _ => want,
     }
 }
 
@@ -335,22 +349,25 @@ impl RxBatch {
             _iovecs: iovecs,
             headers,
             used: count,
+            want: 1,
             #[cfg(test)]
             simulated: Vec::new(),
         }
     }
 
-    /// Makes the headers that the last call changed fit for the next one.
-    fn rearm(&mut self) {
+    /// Makes the headers that the last call changed fit for the next one. Returns how many datagrams that asks for.
+    fn rearm(&mut self) -> usize {
         for header in &mut self.headers[..self.used] {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
             header.msg_hdr.msg_controllen = CONTROL_LEN;
         }
         self.used = 0;
+        self.want
     }
 
-    pub(super) const fn capacity(&self) -> usize {
-        self.headers.len()
+    /// Datagrams that came.
+    pub(super) const fn len(&self) -> usize {
+        self.used
     }
 
     /// Datagram number `index` of those that came. None when its sender has no address.
@@ -475,6 +492,15 @@ mod tests {
             ]
         );
         assert_eq!(control.for_run(false, 0, 100, 1), 24);
+    }
+
+    #[test]
+    fn asks_for_as_many_datagrams_as_come() {
+        let mut want = 1;
+        for (count, next) in [(0, 1), (1, 2), (0, 1), (1, 2), (2, 4), (4, 8), (5, 8), (4, 8), (3, 4), (1, 2), (1, 2)] {
+            want = next_want(want, count);
+            assert_eq!(want, next);
+        }
     }
 
     #[test]
