@@ -17,6 +17,8 @@ pub struct TxBatch {
     used: usize,
     runs: Vec<Run>,
     max_segments: usize,
+    /// A small packet follows that could end a run: none is ended before.
+    keep_open: bool,
 }
 
 /// Packets of one size for one destination.
@@ -63,6 +65,7 @@ impl TxBatch {
             used: 0,
             runs: Vec::with_capacity(capacity / 256),
             max_segments: max_segments.clamp(1, MAX_SEGMENTS),
+            keep_open: false,
         }
     }
 
@@ -99,6 +102,12 @@ impl TxBatch {
         self.runs().flat_map(|(run, bytes)| bytes.chunks(run.segment).map(move |packet| (run, packet)))
     }
 
+    /// Whether a packet of the smallest size is about to follow, so that a packet which is shorter than its run's starts one of
+    /// its own for that one to end, instead of ending it.
+    pub(super) const fn keep_open(&mut self, keep: bool) {
+        self.keep_open = keep;
+    }
+
     /// Adds a packet; `fill` writes its payload.
     pub(super) fn push<E>(
         &mut self,
@@ -111,7 +120,11 @@ impl TxBatch {
         let packet = self.bytes.get_mut(self.used..self.used + len).ok_or(NotAdded::Full)?;
         let place = header.emit(payload, packet).ok_or(NotAdded::Full)?;
         fill(place).map_err(NotAdded::Payload)?;
-        let joined = self.runs.last_mut().filter(|run| run.takes(path, header.dest, len, self.max_segments));
+        let ends = !self.keep_open;
+        let joined = self
+            .runs
+            .last_mut()
+            .filter(|run| run.takes(path, header.dest, len, self.max_segments) && (ends || len == run.segment));
         let id = joined.as_ref().map_or(0, |run| run.count);
         icrc::seal(&path.flow(), u16::try_from(id).unwrap_or(0), packet);
         if let Some(run) = joined {
@@ -188,6 +201,18 @@ mod tests {
         assert_eq!(batch.packets().count(), 6);
         batch.clear();
         assert!(batch.is_empty());
+    }
+
+    #[test]
+    fn the_last_packet_of_a_run_is_kept_for_a_smaller_one_that_follows() {
+        let mut batch = TxBatch::new(1 << 16, 64);
+        batch.keep_open(true);
+        assert!(push(&mut batch, 2, 4096) && push(&mut batch, 2, 16) && push(&mut batch, 2, 16));
+        batch.keep_open(false);
+        assert!(push(&mut batch, 2, 4));
+        assert_eq!(batch.runs().map(|(run, _)| run.count).collect::<Vec<_>>(), [1, 3]);
+        assert!(push(&mut batch, 2, 4), "it ended that run");
+        assert_eq!(batch.runs().len(), 3);
     }
 
     #[test]

@@ -258,6 +258,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Send work requests that can be posted now. In the error state any number can.
+    #[must_use]
+    pub fn send_room(&self, qpn: Qpn) -> Option<usize> {
+        let qp = self.slots.get(self.slot_of(qpn)?)?.qp.as_ref().filter(|qp| qp.qpn == qpn)?;
+        Some(if qp.state == QpState::Err { usize::MAX } else { qp.requester.room() })
+    }
+
     /// Posts to a queue pair's own receive queue. In the error state the receive completes as flushed.
     ///
     /// # Errors

@@ -142,8 +142,13 @@ impl Requester {
         self.timer = RetryTimer::new(conn);
     }
 
+    /// Work requests that can be posted.
+    pub(super) fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.wqes.len())
+    }
+
     pub(super) fn post(&mut self, mtu: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if self.wqes.len() >= self.capacity {
+        if self.room() == 0 {
             return Err(PostError::Full);
         }
         let len = total(wr.sges);

@@ -443,6 +443,13 @@ impl Responder {
         !self.replies.is_empty() || self.cnp_due
     }
 
+    /// Whether an acknowledgement is all that there is to answer.
+    pub(super) fn has_only_an_acknowledgement(&self) -> bool {
+        let ack =
+            |reply: &Reply| matches!(reply, Reply::Aeth { aeth, .. } if matches!(aeth.syndrome, Syndrome::Ack(_)));
+        !self.cnp_due && self.replies.len() == 1 && self.replies.front().is_some_and(ack)
+    }
+
     /// Sends up to `quantum` answers. Some for a reason to stop; `Failed` when memory that was promised is gone.
     pub(super) fn poll<M: Memory>(
         &mut self,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::Inner;
 use super::cm::{SoftIncoming, SoftOutgoing};
 use super::device::Device;
+use super::hold::{Held, Order};
 use super::ids::PeerIds;
 use super::memory::Regions;
 use super::socket::{RxBatch, SendResult, Socket, TxScratch};
@@ -35,6 +36,8 @@ pub struct SoftEndpoint {
     srq: Option<SrqId>,
     caps: Caps,
     qps: Vec<Option<Qp>>,
+    /// Queue pairs with SENDs that are held back until the doorbell.
+    holding: Vec<QpId>,
     mrs: Vec<Option<Lkey>>,
     rx: RxBatch,
     tx: TxBatch,
@@ -63,6 +66,7 @@ struct Qp {
     qpn: Qpn,
     link: Link,
     psn: Psn,
+    held: Held,
 }
 
 /// Where a queue pair stands with connection management.
@@ -105,6 +109,7 @@ impl SoftEndpoint {
             srq,
             caps: caps(),
             qps: Vec::new(),
+            holding: Vec::new(),
             mrs: Vec::new(),
             rx: RxBatch::new(RX_DATAGRAMS),
             tx: TxBatch::new(TX_BYTES, 64),
@@ -160,7 +165,7 @@ impl SoftEndpoint {
             self.qps.resize_with(slot + 1, || None);
         }
         let psn = Psn::new(self.inner.world.psn());
-        self.qps[slot] = Some(Qp { qpn, link, psn });
+        self.qps[slot] = Some(Qp { qpn, link, psn, held: Held::default() });
         Ok(QpId(slot as u32))
     }
 
@@ -261,6 +266,18 @@ impl SoftEndpoint {
                     first = at + 1;
                 }
             }
+        }
+    }
+
+    /// Posts what is held of a queue pair.
+    fn release(&mut self, qp: QpId) {
+        let Some(known) = self.qps.get_mut(qp.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        for wr in known.held.release() {
+            // There was room when it was held, and in the error state it completes as flushed.
+            let posted = post(&mut self.engine, known.qpn, &wr);
+            debug_assert!(posted.is_ok(), "{posted:?}");
         }
     }
 
@@ -492,19 +509,36 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), PostError> {
+        let mtu = self.device.mtu.bytes();
+        let known = self.qps.get_mut(qp.0 as usize).and_then(Option::as_mut).ok_or(PostError::NoQp)?;
+        let order = known.held.order(wr, mtu);
+        if known.held.len() > 0 || order == Order::Hold {
+            let room = self.engine.send_room(known.qpn).ok_or(PostError::NoQp)?;
+            if room <= known.held.len() {
+                return Err(PostError::Full);
+            }
+        }
+        match order {
+            Order::Now => {}
+            Order::AfterHeld => self.release(qp),
+            Order::Hold => {
+                if known.held.len() == 0 {
+                    self.holding.push(qp);
+                }
+                if known.held.push(wr) {
+                    self.release(qp);
+                }
+                return Ok(());
+            }
+        }
         let qpn = self.qpn(qp).ok_or(PostError::NoQp)?;
-        let op = match wr.op {
-            SendOp::Send => roce::SendOp::Send,
-            SendOp::SendInvalidate { rkey } => roce::SendOp::SendInv(Rkey(rkey)),
-            SendOp::RdmaWrite { remote, rkey } => roce::SendOp::RdmaWrite(remote_addr(remote, rkey)),
-            SendOp::RdmaRead { remote, rkey } => roce::SendOp::RdmaRead(remote_addr(remote, rkey)),
-        };
-        let sges = [sge(&wr.sge)];
-        let wr = roce::SendWr { tag: wr.tag, op, sges: &sges, signaled: wr.signaled, solicited: wr.solicited };
-        self.engine.post_send(qpn, &wr).map_err(post_error)
+        post(&mut self.engine, qpn, wr)
     }
 
     fn flush(&mut self, now: Duration) {
+        while let Some(qp) = self.holding.pop() {
+            self.release(qp);
+        }
         self.transmit(now);
     }
 
@@ -545,6 +579,7 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn disconnect(&mut self, qp: QpId) {
+        self.release(qp);
         if let Some(qpn) = self.qpn(qp) {
             self.engine.fail_qp(qpn);
             self.unlink(qp, &[]);
@@ -583,6 +618,18 @@ pub(super) const fn caps() -> Caps {
         send_with_invalidate: true,
         read_sink_needs_remote_write: false,
     }
+}
+
+fn post(engine: &mut Engine, qpn: Qpn, wr: &SendWr) -> Result<(), PostError> {
+    let op = match wr.op {
+        SendOp::Send => roce::SendOp::Send,
+        SendOp::SendInvalidate { rkey } => roce::SendOp::SendInv(Rkey(rkey)),
+        SendOp::RdmaWrite { remote, rkey } => roce::SendOp::RdmaWrite(remote_addr(remote, rkey)),
+        SendOp::RdmaRead { remote, rkey } => roce::SendOp::RdmaRead(remote_addr(remote, rkey)),
+    };
+    let sges = [sge(&wr.sge)];
+    let wr = roce::SendWr { tag: wr.tag, op, sges: &sges, signaled: wr.signaled, solicited: wr.solicited };
+    engine.post_send(qpn, &wr).map_err(post_error)
 }
 
 const fn sge(sge: &Sge) -> roce::Sge {

@@ -13,6 +13,7 @@
 mod cm;
 mod device;
 mod endpoint;
+mod hold;
 mod ids;
 mod memory;
 mod socket;
