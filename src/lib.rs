@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod config;
+pub mod control;
 pub mod host;
 pub mod mem;
 pub mod rdma;

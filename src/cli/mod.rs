@@ -1,10 +1,11 @@
-//! The command line: `farside serve`, `check`, `discover`, `identify`, `bench`.
+//! The command line: `farside serve`, `check`, `ctl`, `discover`, `identify`, `bench`.
 //!
 //! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
 //! reason and the remedy).
 
 mod bench;
 mod connect;
+mod ctl;
 mod discover;
 mod identify;
 mod serve;
@@ -33,6 +34,8 @@ enum Command {
     Serve(Box<serve::Serve>),
     /// Check a configuration file and this machine against it, without starting anything
     Check(serve::Check),
+    /// Look at a running target and change it
+    Ctl(ctl::Ctl),
     /// List what an address serves
     Discover(discover::Discover),
     /// Show a controller and its namespaces
@@ -51,15 +54,22 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        .init();
+        .with_filter_reloading();
+    let reload = log.reload_handle();
+    log.init();
+    let set_log = move |level: &str| {
+        let filter = EnvFilter::try_new(level).map_err(|error| error.to_string())?;
+        reload.reload(filter).map_err(|error| error.to_string())
+    };
     match arguments.command {
-        Command::Serve(serve) => serve.run(),
+        Command::Serve(serve) => serve.run(set_log),
         Command::Check(check) => check.run(),
+        Command::Ctl(ctl) => ctl.run(),
         Command::Discover(discover) => discover.run(),
         Command::Identify(identify) => identify.run(),
         Command::Bench(bench) => bench.run(),

@@ -1,6 +1,7 @@
 //! `farside serve` and `farside check`: from arguments or a file to a running target, until a signal ends it.
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use clap::Args;
 use farside::ProviderChoice;
 use farside::backend::{FaultPlan, Faulty, Source};
 use farside::config::{Config, Quick, machine_id, parse_size};
+use farside::control::{ControlServer, Manager, MetricsServer, default_path};
 use farside::target::Target;
 use nix::sys::signal::{SigSet, Signal};
 use tracing::{info, warn};
@@ -57,6 +59,12 @@ pub(crate) struct Serve {
     /// Reactor threads [default: one per core]
     #[arg(long)]
     reactors: Option<u16>,
+    /// Where `farside ctl` finds this target [default: /run/farside.sock, or in the user's run-time directory]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Serve metrics over HTTP on this address, for Prometheus
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
     /// For tests: lay bytes over Identify data, CNS:OFFSET:HEX
     #[arg(long, hide = true, value_parser = identify_override)]
     test_identify: Vec<IdentifyBytes>,
@@ -80,7 +88,7 @@ pub(crate) struct Check {
 }
 
 impl Serve {
-    pub(crate) fn run(self) -> ExitCode {
+    pub(crate) fn run(self, set_log: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> ExitCode {
         // Blocked before any thread exists, so that only this one sees them.
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGTERM);
@@ -90,14 +98,21 @@ impl Serve {
             eprintln!("farside: signals: {error}");
             return ExitCode::from(2);
         }
-        let target = match self.start() {
-            Ok(target) => target,
+        let (control, metrics) = (self.control.clone(), self.metrics);
+        let started = self.start().and_then(|manager| {
+            let manager = Arc::new(manager.with_log(set_log));
+            Ok((Doors::open(control, metrics, &manager)?, manager))
+        });
+        let (doors, manager) = match started {
+            Ok(started) => started,
             Err(error) => {
                 eprintln!("farside: {error}");
                 return ExitCode::from(2);
             }
         };
+        let target = manager.target();
         say(&table(target.served()));
+        say(&doors.lines());
         let signal = loop {
             match signals.wait() {
                 Ok(Signal::SIGUSR1) => say(&figures(&target.counters(), &target.io_totals())),
@@ -111,14 +126,17 @@ impl Serve {
             std::process::exit(1);
         });
         let held = target.counters();
-        let totals = target.shutdown();
+        drop(doors);
+        // The doors are closed: nobody else holds it.
+        let totals = Arc::into_inner(manager).map(Manager::into_target).map(Target::shutdown).unwrap_or_default();
         say(&figures(&held, &totals));
         ExitCode::SUCCESS
     }
 
-    fn start(mut self) -> Result<Target, String> {
+    fn start(mut self) -> Result<Manager, String> {
         let (identify, drop_flush) = (std::mem::take(&mut self.test_identify), self.test_drop_flush);
         let name = self.config.as_ref().map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
+        let file = self.config.clone().and_then(|path| std::path::absolute(path).ok());
         let config = self.configuration().map_err(|error| error.to_string())?;
         let problems = config.check_host(&name);
         if !problems.is_empty() {
@@ -135,7 +153,8 @@ impl Serve {
             let plan = FaultPlan { drop_flush: true, ..FaultPlan::default() };
             builder = builder.map_backends(|backend| Arc::new(Faulty::new(backend, plan)));
         }
-        builder.start_on(provider).map_err(|error| error.to_string())
+        let target = builder.start_on(provider).map_err(|error| error.to_string())?;
+        Ok(Manager::new(target, config, file))
     }
 
     /// The configuration of the file or of the arguments, with the switches that go with both.
@@ -170,6 +189,37 @@ impl Serve {
             config.options.reactors = self.reactors;
         }
         Ok(config)
+    }
+}
+
+/// The ways in besides RDMA: the control socket and the metrics.
+struct Doors {
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
+}
+
+impl Doors {
+    fn open(control: Option<PathBuf>, metrics: Option<SocketAddr>, manager: &Arc<Manager>) -> Result<Self, String> {
+        let metrics = metrics.map(|address| MetricsServer::start(address, Arc::clone(manager)));
+        let metrics = metrics.transpose().map_err(|failure| failure.to_string())?;
+        let control = match control {
+            Some(path) => {
+                Some(ControlServer::start(&path, Arc::clone(manager)).map_err(|failure| failure.to_string())?)
+            }
+            None => default_path().and_then(|path| {
+                let started = ControlServer::start(&path, Arc::clone(manager));
+                // Nobody asked for it: it is no reason not to serve.
+                started.map_err(|failure| info!("without a control socket: {failure}")).ok()
+            }),
+        };
+        Ok(Self { control, metrics })
+    }
+
+    /// For the table.
+    fn lines(&self) -> String {
+        let control = self.control.as_ref().map(|door| format!("control    {}\n", door.path().display()));
+        let metrics = self.metrics.as_ref().map(|door| format!("metrics    http://{}/metrics\n", door.address()));
+        control.into_iter().chain(metrics).collect()
     }
 }
 

@@ -13,32 +13,63 @@ use nix::unistd::{AccessFlags, access};
 
 use super::problem::Problem;
 use super::size::Bytes;
-use super::{Config, NamespaceSpec, Options};
+use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
 use crate::backend::Source;
 
+/// Something to be looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Addition<'a> {
+    /// A subsystem's namespaces.
+    Subsystem(&'a SubsystemSpec),
+    /// A namespace of the subsystem of this NQN.
+    Namespace(&'a str, &'a NamespaceSpec),
+    /// An address to listen on.
+    Listener(&'a ListenAddress),
+}
+
 pub(super) fn check(config: &Config, name: &str) -> Vec<Problem> {
+    let subsystems = config.subsystems.iter().map(Addition::Subsystem);
+    let all: Vec<_> = subsystems.chain(config.listeners.iter().map(Addition::Listener)).collect();
+    let mut problems = check_additions(config, name, &all);
+    if let Err((reason, remedy)) = check_memlock(&config.options) {
+        problems.push(Problem { file: name.to_owned(), line: None, key: "options.pool_size".into(), reason, remedy });
+    }
+    problems
+}
+
+/// What the machine has against these parts of a configuration, which has them beside others.
+pub(super) fn check_additions(config: &Config, name: &str, added: &[Addition<'_>]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut add = |line: Option<usize>, key: &str, (reason, remedy): (String, String)| {
         problems.push(Problem { file: name.to_owned(), line, key: key.to_owned(), reason, remedy });
     };
+    let is_new = |nqn: &str, namespace: &NamespaceSpec| {
+        added.iter().any(|one| match one {
+            Addition::Subsystem(spec) => spec.nqn == nqn,
+            Addition::Namespace(of, spec) => *of == nqn && spec.nsid == namespace.nsid,
+            Addition::Listener(_) => false,
+        })
+    };
     let mut served = HashSet::new();
-    for subsystem in &config.subsystems {
-        for namespace in &subsystem.namespaces {
-            let key = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-            match check_source(namespace) {
-                Err(problem) => add(namespace.line, &key, problem),
-                Ok(Some(inode)) if !served.insert(inode) => {
-                    add(
-                        namespace.line,
-                        &key,
-                        ("is another namespace's file or device under another name".into(), "serve it once".into()),
-                    );
-                }
-                Ok(_) => {}
+    let all = config.subsystems.iter().flat_map(|one| one.namespaces.iter().map(move |namespace| (one, namespace)));
+    let (new, old): (Vec<_>, Vec<_>) = all.partition(|(one, namespace)| is_new(&one.nqn, namespace));
+    served.extend(old.iter().filter_map(|(_, namespace)| check_source(namespace).ok().flatten()));
+    for (subsystem, namespace) in new {
+        let key = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+        match check_source(namespace) {
+            Err(problem) => add(namespace.line, &key, problem),
+            Ok(Some(inode)) if !served.insert(inode) => {
+                add(
+                    namespace.line,
+                    &key,
+                    ("is another namespace's file or device under another name".into(), "serve it once".into()),
+                );
             }
+            Ok(_) => {}
         }
     }
-    for listener in &config.listeners {
+    for one in added {
+        let Addition::Listener(listener) = one else { continue };
         let address = listener.resolve().and_then(|address| {
             // A socket on any port there: whether the address is ours, whatever transport comes later.
             UdpSocket::bind((address.ip(), 0)).map(drop).or_else(|error| scoped(&address, error))
@@ -55,9 +86,6 @@ pub(super) fn check(config: &Config, name: &str) -> Vec<Problem> {
                 (reason, "see `ip address`, or add the address first".into()),
             );
         }
-    }
-    if let Err(problem) = check_memlock(&config.options) {
-        add(None, "options.pool_size", problem);
     }
     problems
 }

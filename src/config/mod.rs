@@ -30,9 +30,10 @@ mod reader;
 mod size;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -43,6 +44,7 @@ use uuid::Uuid;
 use crate::backend::BackendSpec;
 use crate::target;
 
+pub(crate) use host::Addition;
 pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
 pub use problem::{ConfigError, Problem};
 pub use quick::{Quick, machine_id};
@@ -129,6 +131,11 @@ pub struct ListenAddress {
 }
 
 impl ListenAddress {
+    /// Where a target listens that is not told: every IPv4 address.
+    pub fn any() -> Self {
+        Self { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), scope: None, port: PORT, tos: None, line: None }
+    }
+
     /// As a socket address. A scope is looked up among this machine's interfaces.
     pub fn resolve(&self) -> std::io::Result<SocketAddr> {
         let (IpAddr::V6(ip), Some(scope)) = (self.ip, &self.scope) else {
@@ -201,6 +208,16 @@ pub enum ProviderChoice {
     Verbs,
     /// RoCEv2 over UDP in this process.
     Soft,
+}
+
+impl fmt::Display for ProviderChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Verbs => "verbs",
+            Self::Soft => "soft",
+        })
+    }
 }
 
 impl FromStr for ProviderChoice {
@@ -334,9 +351,19 @@ impl Config {
         parse::parse(text, name)
     }
 
+    /// Reads a text that a running target is to become: it may serve nothing.
+    pub fn parse_running(text: &str, name: &str) -> Result<Self, ConfigError> {
+        parse::parse_running(text, name)
+    }
+
     /// What this machine has against it: files and devices, addresses, memory that may be locked. Opens nothing for
     /// serving, and leaves nothing behind.
     pub fn check_host(&self, name: &str) -> Vec<Problem> {
         host::check(self, name)
+    }
+
+    /// As `check_host`, for what a running target is to serve besides what it serves already.
+    pub(crate) fn check_additions(&self, name: &str, added: &[Addition<'_>]) -> Vec<Problem> {
+        host::check_additions(self, name, added)
     }
 }

@@ -1,8 +1,8 @@
 //! From a checked configuration to a target that can be started: backends are opened here, and claimed.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
-use super::{Config, PORT, SubsystemSpec};
+use super::{Config, ListenAddress, NamespaceSpec, PORT, SubsystemSpec};
 use crate::backend;
 use crate::target::{self, Target, TargetBuilder, TargetError};
 
@@ -17,7 +17,7 @@ impl Config {
             builder = builder.subsystem(subsystem.open()?);
         }
         if self.listeners.is_empty() {
-            return Ok(builder.listen(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)));
+            return Ok(builder.listen(SocketAddr::new(ListenAddress::any().ip, PORT)));
         }
         for listener in &self.listeners {
             let address = listener.resolve().map_err(|error| TargetError {
@@ -32,19 +32,10 @@ impl Config {
 }
 
 impl SubsystemSpec {
-    fn open(&self) -> Result<target::SubsystemSpec, TargetError> {
-        let mut namespaces = Vec::with_capacity(self.namespaces.len());
-        for namespace in &self.namespaces {
-            let opened = backend::open(&namespace.backend)?;
-            namespaces.push(target::NamespaceSpec {
-                block_size: Some(namespace.backend.lba(&*opened)),
-                uuid: namespace.configured_uuid,
-                nguid: namespace.nguid(&self.nqn, &opened.info().identity),
-                eui64: namespace.eui64,
-                read_only: namespace.backend.read_only,
-                ..target::NamespaceSpec::new(namespace.nsid, opened)
-            });
-        }
+    /// Opens what it is to serve.
+    pub(crate) fn open(&self) -> Result<target::SubsystemSpec, TargetError> {
+        let namespaces =
+            self.namespaces.iter().map(|namespace| namespace.open(&self.nqn)).collect::<Result<Vec<_>, _>>()?;
         Ok(target::SubsystemSpec {
             nqn: self.nqn.clone(),
             serial: Some(self.serial.clone()),
@@ -52,6 +43,21 @@ impl SubsystemSpec {
             allow_any_host: self.allow_any_host,
             hosts: self.hosts.clone(),
             namespaces,
+        })
+    }
+}
+
+impl NamespaceSpec {
+    /// Opens what stands behind it.
+    pub(crate) fn open(&self, nqn: &str) -> Result<target::NamespaceSpec, TargetError> {
+        let opened = backend::open(&self.backend)?;
+        Ok(target::NamespaceSpec {
+            block_size: Some(self.backend.lba(&*opened)),
+            uuid: self.configured_uuid,
+            nguid: self.nguid(nqn, &opened.info().identity),
+            eui64: self.eui64,
+            read_only: self.backend.read_only,
+            ..target::NamespaceSpec::new(self.nsid, opened)
         })
     }
 }

@@ -15,7 +15,17 @@ use super::{
 };
 use crate::backend::{BackendSpec, FaultPlan, Source};
 
+/// A file to start from: it serves something.
 pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
+    parse_with(text, name, false)
+}
+
+/// What a running target is to become: it may serve nothing for a while.
+pub(super) fn parse_running(text: &str, name: &str) -> Result<Config, ConfigError> {
+    parse_with(text, name, true)
+}
+
+fn parse_with(text: &str, name: &str, may_be_empty: bool) -> Result<Config, ConfigError> {
     let mut problems = Problems::new(name, text);
     let (table, errors) = DeTable::parse_recoverable(text);
     // What follows the first error is guesswork.
@@ -24,7 +34,8 @@ pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
         let at = start(error);
         problems.add(at, "", error.message().replace('\n', ", "), "correct the TOML here");
     }
-    let config = errors.is_empty().then(|| read(Section::new(table.get_ref(), "", 0), &mut problems));
+    let mut seen = Seen { may_be_empty, ..Seen::default() };
+    let config = errors.is_empty().then(|| read(Section::new(table.get_ref(), "", 0), &mut seen, &mut problems));
     if let Some(config) = config.filter(|_| problems.found.is_empty()) {
         return Ok(config);
     }
@@ -32,9 +43,10 @@ pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
     Err(ConfigError(problems.found))
 }
 
-/// What must be unique in the whole file, by where it was first.
+/// The rules of the whole file: whether it has to serve something, and what must be unique, by where it was first.
 #[derive(Default)]
 struct Seen {
+    may_be_empty: bool,
     nqns: HashMap<String, usize>,
     /// UUID, NGUID and EUI-64, each with its kind.
     ids: HashMap<(&'static str, Vec<u8>), usize>,
@@ -42,15 +54,14 @@ struct Seen {
     addresses: HashMap<(std::net::IpAddr, Option<String>, u16), usize>,
 }
 
-fn read(mut root: Section<'_, '_>, problems: &mut Problems<'_>) -> Config {
-    let mut seen = Seen::default();
+fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Config {
     let subsystems = root.sections("subsystem", "subsystem", problems);
-    if subsystems.is_empty() {
+    if subsystems.is_empty() && !seen.may_be_empty {
         problems.add(0, "subsystem", "there is none", "add [[subsystem]] with an nqn");
     }
-    let subsystems = subsystems.into_iter().map(|section| read_subsystem(section, &mut seen, problems)).collect();
+    let subsystems = subsystems.into_iter().map(|section| read_subsystem(section, seen, problems)).collect();
     let listeners = root.sections("listener", "listener", problems);
-    let listeners = listeners.into_iter().filter_map(|section| read_listener(section, &mut seen, problems)).collect();
+    let listeners = listeners.into_iter().filter_map(|section| read_listener(section, seen, problems)).collect();
     let options = match root.section("options", "options", problems) {
         Some(section) => read_options(section, problems),
         None => Options::default(),
@@ -83,7 +94,7 @@ fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut 
     let allow_any_host = allow_any_host.unwrap_or_else(|| hosts.is_none());
     let hosts = read_hosts(hosts.unwrap_or_default(), problems);
     let sections = section.sections("namespace", "subsystem.namespace", problems);
-    if sections.is_empty() {
+    if sections.is_empty() && !seen.may_be_empty {
         let remedy = "add [[subsystem.namespace]] with a file, device, memory or null";
         problems.add(section.at(), "subsystem.namespace", "there is none", remedy);
     }

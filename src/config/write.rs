@@ -1,0 +1,227 @@
+//! From the checked types back to TOML: what [`super::Config::parse`] reads as the same configuration. What is as by default
+//! is left out.
+
+use toml::{Table, Value};
+
+use super::size::Bytes;
+use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, derive_serial};
+use crate::backend::{FaultPlan, Source};
+
+impl Config {
+    /// As the text of a configuration file.
+    pub fn to_toml(&self) -> String {
+        let mut root = Table::new();
+        put_all(&mut root, "subsystem", self.subsystems.iter().map(subsystem));
+        put_all(&mut root, "listener", self.listeners.iter().map(listener));
+        let options = options(&self.options);
+        if !options.is_empty() {
+            root.insert("options".into(), Value::Table(options));
+        }
+        root.to_string()
+    }
+}
+
+fn put_all(table: &mut Table, key: &str, all: impl Iterator<Item = Table>) {
+    let all: Vec<Value> = all.map(Value::Table).collect();
+    if !all.is_empty() {
+        table.insert(key.into(), Value::Array(all));
+    }
+}
+
+fn put(table: &mut Table, key: &str, value: impl Into<Value>) {
+    table.insert(key.into(), value.into());
+}
+
+fn put_size(table: &mut Table, key: &str, bytes: u64) {
+    put(table, key, Bytes(bytes).to_string());
+}
+
+fn subsystem(subsystem: &SubsystemSpec) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "nqn", subsystem.nqn.as_str());
+    if subsystem.serial != derive_serial(&subsystem.nqn) {
+        put(&mut table, "serial", subsystem.serial.as_str());
+    }
+    if let Some(model) = &subsystem.model {
+        put(&mut table, "model", model.as_str());
+    }
+    if !subsystem.allow_any_host {
+        put(&mut table, "hosts", subsystem.hosts.clone());
+    }
+    put_all(&mut table, "namespace", subsystem.namespaces.iter().map(namespace));
+    table
+}
+
+fn namespace(namespace: &NamespaceSpec) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "nsid", i64::from(namespace.nsid));
+    let backend = &namespace.backend;
+    match &backend.source {
+        Source::File { path, size } => {
+            put(&mut table, "file", path.display().to_string());
+            if let Some(size) = size {
+                put_size(&mut table, "size", *size);
+            }
+        }
+        Source::Device { path } => put(&mut table, "device", path.display().to_string()),
+        Source::Memory { size } => put_size(&mut table, "memory", *size),
+        Source::Null { size } => put_size(&mut table, "null", *size),
+    }
+    if let Some(size) = backend.block_size {
+        put(&mut table, "block_size", i64::from(size));
+    }
+    for (key, set) in [("read_only", backend.read_only), ("buffered", backend.buffered)] {
+        if set {
+            put(&mut table, key, true);
+        }
+    }
+    if let Some(uuid) = namespace.configured_uuid {
+        put(&mut table, "uuid", uuid.to_string());
+    }
+    if let Some(nguid) = namespace.configured_nguid {
+        put(&mut table, "nguid", hex(&nguid));
+    }
+    if namespace.eui64 != [0; 8] {
+        put(&mut table, "eui64", hex(&namespace.eui64));
+    }
+    if let Some(plan) = &backend.faults {
+        put(&mut table, "faults", faults(plan));
+    }
+    table
+}
+
+fn faults(plan: &FaultPlan) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "seed", plan.seed as i64);
+    put(&mut table, "fail_one_in", i64::from(plan.fail_one_in));
+    put(&mut table, "delay_polls", i64::from(plan.delay_polls));
+    put(&mut table, "drop_flush", plan.drop_flush);
+    table
+}
+
+fn listener(listener: &ListenAddress) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "address", listener.to_string());
+    if let Some(tos) = listener.tos {
+        put(&mut table, "tos", i64::from(tos));
+    }
+    table
+}
+
+fn options(options: &Options) -> Table {
+    let default = Options::default();
+    let mut table = Table::new();
+    let mut number = |key: &str, value: u64, default: u64| {
+        if value != default {
+            put(&mut table, key, value as i64);
+        }
+    };
+    if let Some(reactors) = options.reactors {
+        number("reactors", reactors.into(), 0);
+    }
+    number("io_queues", options.io_queues.into(), default.io_queues.into());
+    number("queue_depth", options.queue_depth.into(), default.queue_depth.into());
+    number("in_capsule_data", options.in_capsule_data.into(), default.in_capsule_data.into());
+    number("receive_slots", options.receive_slots.into(), default.receive_slots.into());
+    let granularity = (options.keep_alive_granularity, default.keep_alive_granularity);
+    number("keep_alive_granularity", granularity.0.into(), granularity.1.into());
+    number("cntlid_min", (*options.cntlid.start()).into(), (*default.cntlid.start()).into());
+    number("cntlid_max", (*options.cntlid.end()).into(), (*default.cntlid.end()).into());
+    for (key, size, default) in [
+        ("mdts", u64::from(options.mdts), u64::from(default.mdts)),
+        ("pool_size", options.pool_size, default.pool_size),
+    ] {
+        if size != default {
+            put_size(&mut table, key, size);
+        }
+    }
+    for (key, set, default) in [
+        ("poll", options.poll, default.poll),
+        ("remote_invalidate", options.remote_invalidate, default.remote_invalidate),
+    ] {
+        if set != default {
+            put(&mut table, key, set);
+        }
+    }
+    if options.provider != default.provider {
+        put(&mut table, "provider", options.provider.to_string());
+    }
+    if options.log != default.log {
+        put(&mut table, "log", options.log.as_str());
+    }
+    table
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERYTHING: &str = r#"
+[[subsystem]]
+nqn = "nqn.2024-01.io.example:one"
+serial = "S1"
+model = "M \"quoted\" \\ model"
+hosts = ["nqn.2014-08.org.nvmexpress:uuid:07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5", "odd.host"]
+[[subsystem.namespace]]
+nsid = 7
+file = "/srv/a b\"c.img"
+size = "10G"
+block_size = 4096
+uuid = "07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5"
+nguid = "000102030405060708090a0b0c0d0e0f"
+eui64 = "0102030405060708"
+[[subsystem.namespace]]
+device = "/dev/sdz"
+read_only = true
+[[subsystem]]
+nqn = "nqn.2024-01.io.example:two"
+hosts = []
+[[subsystem.namespace]]
+memory = "1536K"
+faults = { seed = 3, fail_one_in = 100, delay_polls = 2, drop_flush = true }
+[[subsystem.namespace]]
+null = "1T"
+[[listener]]
+address = "192.0.2.1"
+tos = 104
+[[listener]]
+address = "[2001:db8::1]:4421"
+[options]
+provider = "soft"
+reactors = 3
+io_queues = 8
+queue_depth = 64
+in_capsule_data = "8K"
+mdts = "128K"
+pool_size = "32M"
+receive_slots = 512
+poll = true
+remote_invalidate = false
+keep_alive_granularity = 500
+cntlid_min = 10
+cntlid_max = 20
+log = "debug"
+"#;
+
+    /// Without places in a file, which a written file has others of.
+    fn read(text: &str) -> Config {
+        let mut config = Config::parse(text, "test").unwrap_or_else(|error| panic!("{error}\n{text}"));
+        config.subsystems.iter_mut().flat_map(|one| &mut one.namespaces).for_each(|one| one.line = None);
+        config.listeners.iter_mut().for_each(|one| one.line = None);
+        config
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        let small = "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:x\"\n[[subsystem.namespace]]\nnull = \"1G\"\n";
+        for text in [EVERYTHING, small] {
+            let config = read(text);
+            assert_eq!(read(&config.to_toml()), config, "{}", config.to_toml());
+        }
+        assert_eq!(read(small).to_toml().matches('\n').count(), 6, "{}", read(small).to_toml());
+    }
+}

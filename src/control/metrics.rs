@@ -1,0 +1,158 @@
+//! Metrics in Prometheus' text exposition format, and the HTTP endpoint that serves them.
+
+use std::fmt::{self, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use tiny_http::{Header, Method, Response, Server};
+
+use super::manager::Manager;
+use super::protocol::Failure;
+use crate::target::{Counters, IoTotals, Status};
+
+/// The type that scrapers expect.
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The metrics as text.
+pub(super) fn text(status: &Status, counters: &Counters) -> String {
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, u64)]| {
+        let _ = writeln!(text, "# HELP farside_{name} {help}\n# TYPE farside_{name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "farside_{name}{labels} {value}");
+        }
+    };
+    let mut one = |name: &str, kind: &str, help: &str, value: u64| family(name, kind, help, &[(String::new(), value)]);
+    one("connections_accepted_total", "counter", "Connections accepted.", counters.connections_accepted);
+    one("connections_rejected_total", "counter", "Connections rejected.", counters.connections_rejected);
+    one("controllers", "gauge", "Controllers.", counters.controllers as u64);
+    one("queues", "gauge", "Connected queues.", counters.queues as u64);
+    one("commands", "gauge", "Commands under way.", counters.requests as u64);
+    one("pool_used_bytes", "gauge", "Data buffers and receive pages in use.", counters.pool_used as u64);
+    one("receive_slots_used", "gauge", "Receive slots in use.", counters.slots_used as u64);
+    let namespaces: Vec<&IoTotals> =
+        status.subsystems.iter().flat_map(|one| &one.namespaces).map(|namespace| &namespace.io).collect();
+    let mut each = |name: &str, help: &str, value: fn(&IoTotals) -> u64| {
+        let samples: Vec<_> = namespaces.iter().map(|io| (labels(&io.nqn, io.nsid), value(io))).collect();
+        family(name, "counter", help, &samples);
+    };
+    each("namespace_reads_total", "Read and Compare commands that succeeded.", |io| io.reads);
+    each("namespace_read_bytes_total", "Bytes of those.", |io| io.bytes_read);
+    each("namespace_writes_total", "Write commands that succeeded.", |io| io.writes);
+    each("namespace_written_bytes_total", "Bytes of those.", |io| io.bytes_written);
+    each("namespace_errors_total", "Commands that the backend failed.", |io| io.errors);
+    text
+}
+
+fn labels(nqn: &str, nsid: u32) -> String {
+    let escaped = nqn.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{{nqn=\"{escaped}\",nsid=\"{nsid}\"}}")
+}
+
+/// An HTTP endpoint that answers `GET /metrics`. Ends when dropped.
+pub struct MetricsServer {
+    address: SocketAddr,
+    server: Arc<Server>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for MetricsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsServer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl MetricsServer {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn start(address: SocketAddr, manager: Arc<Manager>) -> Result<Self, Failure> {
+        let refuse = |reason: String| {
+            Failure::new(
+                format!("metrics on {address}"),
+                reason,
+                "choose a free address of this machine with --metrics",
+            )
+        };
+        let server = Arc::new(Server::http(address).map_err(|error| refuse(error.to_string()))?);
+        let bound = server.server_addr().to_ip().unwrap_or(address);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, serving) = (Arc::clone(&stop), Arc::clone(&server));
+        let body = move || {
+            while !stopped.load(Ordering::Acquire) {
+                // An error here is the wake-up at the end, or a connection that broke.
+                if let Ok(request) = serving.recv() {
+                    answer(request, &manager);
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("farside-metrics".into()).spawn(body);
+        Ok(Self { address: bound, server, stop, thread: Some(spawned.map_err(|error| refuse(error.to_string()))?) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.server.unblock();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(request: tiny_http::Request, manager: &Manager) {
+    let found = request.url() == "/metrics" && *request.method() == Method::Get;
+    let response = if found {
+        Response::from_string(manager.metrics())
+    } else {
+        Response::from_string("GET /metrics\n").with_status_code(404)
+    };
+    let header = Header::from_bytes("Content-Type", CONTENT_TYPE).expect("a header of ASCII");
+    // The scraper may be gone.
+    let _ = request.respond(response.with_header(header));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::{NamespaceStatus, SubsystemStatus};
+
+    #[test]
+    fn each_family_is_there_once_with_each_namespace() {
+        let namespace = |nsid| NamespaceStatus {
+            nsid,
+            backend: "null".into(),
+            blocks: 8,
+            block_size: 512,
+            read_only: false,
+            io: IoTotals { nqn: "nqn.\"x\"".into(), nsid, reads: u64::from(nsid) * 10, ..IoTotals::default() },
+        };
+        let subsystem = SubsystemStatus {
+            nqn: "nqn.\"x\"".into(),
+            allow_any_host: true,
+            hosts: Vec::new(),
+            namespaces: vec![namespace(1), namespace(2)],
+        };
+        let status = Status { subsystems: vec![subsystem], ..Status::default() };
+        let text = text(&status, &Counters { queues: 7, ..Counters::default() });
+        assert!(text.contains("\nfarside_queues 7\n"), "{text}");
+        assert!(text.contains("farside_namespace_reads_total{nqn=\"nqn.\\\"x\\\"\",nsid=\"2\"} 20\n"), "{text}");
+        let families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
+        assert_eq!(families.len(), 12);
+        for family in &families {
+            let name = family.split(' ').nth(2).unwrap();
+            let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name)).count();
+            assert_eq!(samples, if name.contains("namespace") { 2 } else { 1 }, "{name}");
+        }
+    }
+}

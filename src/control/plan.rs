@@ -1,0 +1,270 @@
+//! The difference between two configurations, as steps that a running target can take.
+
+use std::fmt;
+
+use super::protocol::Failure;
+use crate::backend::Source;
+use crate::config::{Addition, Bytes, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
+use crate::target::Target;
+
+/// One step. [`Change::inverse`] takes it back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A subsystem with all that it has.
+    AddSubsystem(SubsystemSpec),
+    /// The same, away.
+    RemoveSubsystem(SubsystemSpec),
+    /// A namespace of the subsystem of this NQN.
+    AddNamespace(String, NamespaceSpec),
+    /// The same, away.
+    RemoveNamespace(String, NamespaceSpec),
+    /// A host of the subsystem of this NQN.
+    AllowHost(String, String),
+    /// The same, away.
+    RemoveHost(String, String),
+    /// Whether any host may connect to the subsystem of this NQN.
+    AllowAnyHost(String, bool),
+    /// An address to listen on.
+    AddListener(ListenAddress),
+    /// The same, away.
+    RemoveListener(ListenAddress),
+}
+
+impl Change {
+    /// What takes it back.
+    #[must_use]
+    pub fn inverse(&self) -> Self {
+        match self.clone() {
+            Self::AddSubsystem(spec) => Self::RemoveSubsystem(spec),
+            Self::RemoveSubsystem(spec) => Self::AddSubsystem(spec),
+            Self::AddNamespace(nqn, spec) => Self::RemoveNamespace(nqn, spec),
+            Self::RemoveNamespace(nqn, spec) => Self::AddNamespace(nqn, spec),
+            Self::AllowHost(nqn, host) => Self::RemoveHost(nqn, host),
+            Self::RemoveHost(nqn, host) => Self::AllowHost(nqn, host),
+            Self::AllowAnyHost(nqn, allow) => Self::AllowAnyHost(nqn, !allow),
+            Self::AddListener(listener) => Self::RemoveListener(listener),
+            Self::RemoveListener(listener) => Self::AddListener(listener),
+        }
+    }
+
+    /// What it makes the target use that it did not use before.
+    pub(super) fn addition(&self) -> Option<Addition<'_>> {
+        match self {
+            Self::AddSubsystem(spec) => Some(Addition::Subsystem(spec)),
+            Self::AddNamespace(nqn, spec) => Some(Addition::Namespace(nqn, spec)),
+            Self::AddListener(listener) => Some(Addition::Listener(listener)),
+            _ => None,
+        }
+    }
+
+    /// Takes the step.
+    pub(super) fn carry_out(&self, target: &Target) -> Result<(), Failure> {
+        match self {
+            Self::AddSubsystem(spec) => target.add_subsystem(&spec.open()?)?,
+            Self::RemoveSubsystem(spec) => target.remove_subsystem(&spec.nqn)?,
+            Self::AddNamespace(nqn, spec) => target.add_namespace(nqn, &spec.open(nqn)?)?,
+            Self::RemoveNamespace(nqn, spec) => target.remove_namespace(nqn, spec.nsid)?,
+            Self::AllowHost(nqn, host) => target.allow_host(nqn, host)?,
+            Self::RemoveHost(nqn, host) => target.remove_host(nqn, host)?,
+            Self::AllowAnyHost(nqn, allow) => target.set_allow_any_host(nqn, *allow)?,
+            Self::AddListener(listener) => target.add_listener(resolve(listener)?, listener.tos)?,
+            Self::RemoveListener(listener) => target.remove_listener(resolve(listener)?)?,
+        }
+        Ok(())
+    }
+}
+
+fn resolve(listener: &ListenAddress) -> Result<std::net::SocketAddr, Failure> {
+    listener.resolve().map_err(|error| {
+        Failure::new(format!("listener {listener}"), error, "name an interface of this machine (ip link)")
+    })
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddSubsystem(spec) => write!(f, "+ subsystem {} ({} namespaces)", spec.nqn, spec.namespaces.len()),
+            Self::RemoveSubsystem(spec) => write!(f, "- subsystem {} ({} namespaces)", spec.nqn, spec.namespaces.len()),
+            Self::AddNamespace(nqn, spec) => write!(f, "+ namespace {} of {nqn}: {}", spec.nsid, source(spec)),
+            Self::RemoveNamespace(nqn, spec) => write!(f, "- namespace {} of {nqn}: {}", spec.nsid, source(spec)),
+            Self::AllowHost(nqn, host) => write!(f, "+ host {host} of {nqn}"),
+            Self::RemoveHost(nqn, host) => write!(f, "- host {host} of {nqn}"),
+            Self::AllowAnyHost(nqn, true) => write!(f, "+ any host of {nqn}"),
+            Self::AllowAnyHost(nqn, false) => write!(f, "- any host of {nqn}"),
+            Self::AddListener(listener) => write!(f, "+ listener {listener}"),
+            Self::RemoveListener(listener) => write!(f, "- listener {listener}"),
+        }
+    }
+}
+
+fn source(spec: &NamespaceSpec) -> String {
+    match &spec.backend.source {
+        Source::File { path, .. } => format!("file {}", path.display()),
+        Source::Device { path } => format!("device {}", path.display()),
+        Source::Memory { size } => format!("memory {}", Bytes(*size)),
+        Source::Null { size } => format!("null {}", Bytes(*size)),
+    }
+}
+
+/// The steps from one configuration to another. What goes comes first: a file, an address or an NSID may move.
+///
+/// # Errors
+/// Something differs that only a restart changes.
+pub fn plan(old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
+    check_options(&old.options, &new.options)?;
+    let (mut gone, mut come) = (Vec::new(), Vec::new());
+    for before in &old.subsystems {
+        match new.subsystems.iter().find(|after| after.nqn == before.nqn) {
+            Some(after) if (&before.serial, &before.model) == (&after.serial, &after.model) => {
+                differ(before, after, &mut gone, &mut come);
+            }
+            _ => gone.push(Change::RemoveSubsystem(before.clone())),
+        }
+    }
+    for after in &new.subsystems {
+        let removed = |change: &Change| matches!(change, Change::RemoveSubsystem(spec) if spec.nqn == after.nqn);
+        let known = old.subsystems.iter().any(|before| before.nqn == after.nqn);
+        if !known || gone.iter().any(removed) {
+            come.push(Change::AddSubsystem(after.clone()));
+        }
+    }
+    let (before, after) = (listeners(old), listeners(new));
+    let missing = |all: &[ListenAddress], one: &ListenAddress| !all.iter().any(|other| same_listener(other, one));
+    gone.extend(before.iter().filter(|one| missing(&after, one)).cloned().map(Change::RemoveListener));
+    come.extend(after.iter().filter(|one| missing(&before, one)).cloned().map(Change::AddListener));
+    gone.append(&mut come);
+    Ok(gone)
+}
+
+/// What differs inside of a subsystem that stays.
+fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>, come: &mut Vec<Change>) {
+    let nqn = &before.nqn;
+    let kept = |all: &[NamespaceSpec], one: &NamespaceSpec| all.iter().any(|other| same_namespace(other, one));
+    let left = before.namespaces.iter().filter(|one| !kept(&after.namespaces, one));
+    gone.extend(left.map(|one| Change::RemoveNamespace(nqn.clone(), one.clone())));
+    let new = after.namespaces.iter().filter(|one| !kept(&before.namespaces, one));
+    come.extend(new.map(|one| Change::AddNamespace(nqn.clone(), one.clone())));
+    // Hosts that stay must be on the list before "any" goes, and hosts that go are refused after it went.
+    let new = after.hosts.iter().filter(|host| !before.hosts.contains(host));
+    come.extend(new.map(|host| Change::AllowHost(nqn.clone(), host.clone())));
+    if before.allow_any_host != after.allow_any_host {
+        come.push(Change::AllowAnyHost(nqn.clone(), after.allow_any_host));
+    }
+    let left = before.hosts.iter().filter(|host| !after.hosts.contains(host));
+    come.extend(left.map(|host| Change::RemoveHost(nqn.clone(), host.clone())));
+}
+
+/// Places in a file do not matter.
+fn same_namespace(a: &NamespaceSpec, b: &NamespaceSpec) -> bool {
+    NamespaceSpec { line: None, ..a.clone() } == NamespaceSpec { line: None, ..b.clone() }
+}
+
+fn same_listener(a: &ListenAddress, b: &ListenAddress) -> bool {
+    ListenAddress { line: None, ..a.clone() } == ListenAddress { line: None, ..b.clone() }
+}
+
+fn listeners(config: &Config) -> Vec<ListenAddress> {
+    if config.listeners.is_empty() { vec![ListenAddress::any()] } else { config.listeners.clone() }
+}
+
+/// What is logged may change; everything else is laid out at the start.
+fn check_options(old: &Options, new: &Options) -> Result<(), Failure> {
+    if (Options { log: String::new(), ..old.clone() }) == (Options { log: String::new(), ..new.clone() }) {
+        return Ok(());
+    }
+    let differs = [
+        ("provider", old.provider != new.provider),
+        ("reactors", old.reactors != new.reactors),
+        ("io_queues", old.io_queues != new.io_queues),
+        ("queue_depth", old.queue_depth != new.queue_depth),
+        ("in_capsule_data", old.in_capsule_data != new.in_capsule_data),
+        ("mdts", old.mdts != new.mdts),
+        ("pool_size", old.pool_size != new.pool_size),
+        ("receive_slots", old.receive_slots != new.receive_slots),
+        ("poll", old.poll != new.poll),
+    ];
+    let named: Vec<&str> = differs.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
+    let object = if named.is_empty() { "options".to_owned() } else { format!("options.{}", named.join(", options.")) };
+    Err(Failure::new(object, "cannot change while the target runs", "save, and start the target again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(subsystems: &str, rest: &str) -> Config {
+        let text = format!("{subsystems}\n{rest}");
+        Config::parse(&text, "test").unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    fn subsystem(name: &str, keys: &str, namespaces: &[&str]) -> String {
+        let mut text = format!("[[subsystem]]\nnqn = \"nqn.2024-01.io.example:{name}\"\n{keys}\n");
+        for namespace in namespaces {
+            text += &format!("[[subsystem.namespace]]\n{namespace}\n");
+        }
+        text
+    }
+
+    fn steps(old: &Config, new: &Config) -> Vec<String> {
+        plan(old, new).unwrap().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn nothing_differs_from_itself() {
+        let one = config(&subsystem("a", "", &["null = \"1G\"", "file = \"/x\""]), "");
+        let moved = config(&format!("\n\n{}", subsystem("a", "", &["null = \"1G\"", "file = \"/x\""])), "");
+        assert!(steps(&one, &moved).is_empty());
+        let said =
+            config(&subsystem("a", "", &["null = \"1G\"", "file = \"/x\""]), "[[listener]]\naddress = \"0.0.0.0\"");
+        assert!(steps(&one, &said).is_empty(), "the default listener, spelt out");
+    }
+
+    #[test]
+    fn what_goes_comes_first_and_the_way_back_is_the_inverse() {
+        let old = config(
+            &(subsystem("a", "", &["null = \"1G\"", "file = \"/x\""]) + &subsystem("b", "", &["null = \"1G\""])),
+            "[[listener]]\naddress = \"192.0.2.1\"",
+        );
+        let new = config(
+            &(subsystem("a", "", &["null = \"1G\""]) + &subsystem("c", "", &["file = \"/x\""])),
+            "[[listener]]\naddress = \"192.0.2.2\"",
+        );
+        let changes = plan(&old, &new).unwrap();
+        assert_eq!(
+            steps(&old, &new),
+            [
+                "- namespace 2 of nqn.2024-01.io.example:a: file /x",
+                "- subsystem nqn.2024-01.io.example:b (1 namespaces)",
+                "- listener 192.0.2.1:4420",
+                "+ subsystem nqn.2024-01.io.example:c (1 namespaces)",
+                "+ listener 192.0.2.2:4420",
+            ]
+        );
+        for change in &changes {
+            assert_eq!(change.inverse().inverse(), *change);
+        }
+    }
+
+    #[test]
+    fn hosts_that_stay_are_never_without_a_right() {
+        let any = config(&subsystem("a", "", &["null = \"1G\""]), "");
+        let listed = config(&subsystem("a", "hosts = [\"nqn.h1\", \"nqn.h2\"]", &["null = \"1G\""]), "");
+        let fewer = config(&subsystem("a", "hosts = [\"nqn.h2\"]", &["null = \"1G\""]), "");
+        let nqn = "nqn.2024-01.io.example:a";
+        assert_eq!(
+            steps(&any, &listed),
+            [format!("+ host nqn.h1 of {nqn}"), format!("+ host nqn.h2 of {nqn}"), format!("- any host of {nqn}")]
+        );
+        assert_eq!(steps(&listed, &fewer), [format!("- host nqn.h1 of {nqn}")]);
+        assert_eq!(steps(&fewer, &any), [format!("+ any host of {nqn}"), format!("- host nqn.h2 of {nqn}")]);
+    }
+
+    #[test]
+    fn what_only_a_restart_changes_is_refused_by_name() {
+        let one = subsystem("a", "", &["null = \"1G\""]);
+        let old = config(&one, "");
+        let error = plan(&old, &config(&one, "[options]\nqueue_depth = 64\npoll = true")).unwrap_err();
+        assert_eq!(error.object, "options.queue_depth, options.poll");
+        assert!(steps(&old, &config(&one, "[options]\nlog = \"debug\"")).is_empty());
+    }
+}
