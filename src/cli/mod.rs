@@ -1,4 +1,4 @@
-//! The command line: `farside serve`, `check`, `ctl`, `discover`, `identify`, `bench`.
+//! The command line: `farside serve`, `check`, `ctl`, `doctor`, `discover`, `identify`, `bench`.
 //!
 //! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
 //! reason and the remedy).
@@ -7,6 +7,7 @@ mod bench;
 mod connect;
 mod ctl;
 mod discover;
+mod doctor;
 mod identify;
 mod serve;
 mod table;
@@ -36,6 +37,8 @@ enum Command {
     Check(serve::Check),
     /// Look at a running target and change it
     Ctl(ctl::Ctl),
+    /// Find out what keeps RDMA from working here, or what a host's messages mean
+    Doctor(doctor::DoctorArguments),
     /// List what an address serves
     Discover(discover::Discover),
     /// Show a controller and its namespaces
@@ -70,6 +73,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(set_log),
         Command::Check(check) => check.run(),
         Command::Ctl(ctl) => ctl.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Discover(discover) => discover.run(),
         Command::Identify(identify) => identify.run(),
         Command::Bench(bench) => bench.run(),

@@ -185,7 +185,7 @@ fn check_memlock(options: &Options) -> Result<(), (String, String)> {
 }
 
 /// CAP_IPC_LOCK, from /proc/self/status.
-fn may_lock_anything(status: &str) -> bool {
+pub(crate) fn may_lock_anything(status: &str) -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)

@@ -44,7 +44,7 @@ use uuid::Uuid;
 use crate::backend::BackendSpec;
 use crate::target;
 
-pub(crate) use host::Addition;
+pub(crate) use host::{Addition, may_lock_anything};
 pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
 pub use problem::{ConfigError, Problem};
 pub use quick::{Quick, machine_id};

@@ -1,0 +1,148 @@
+use super::*;
+
+/// A machine in a folder.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let machine = Self(tempfile::tempdir().unwrap());
+        for (path, content) in files {
+            let path = machine.0.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        machine
+    }
+
+    fn doctor(&self) -> Doctor {
+        Doctor { root: self.0.path().to_owned(), address: None, peer: None, memory: 85 << 20, verbs: true }
+    }
+
+    fn says(&self, parts: &[&str]) {
+        says(&self.doctor(), parts);
+    }
+}
+
+#[track_caller]
+fn says(doctor: &Doctor, parts: &[&str]) {
+    let lines: Vec<String> = doctor.examine().iter().map(ToString::to_string).collect();
+    let found = lines.iter().any(|line| parts.iter().all(|part| line.contains(part)));
+    assert!(found, "{parts:?} is not among\n{}", lines.join("\n"));
+}
+
+const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1";
+
+/// A sound NIC, and the changes that make it unsound.
+fn nic(changes: &[(&str, &str)]) -> Machine {
+    let at = |path: &str| format!("{PORT}/{path}");
+    let sound = [
+        (at("state"), "4: ACTIVE\n"),
+        (at("link_layer"), "Ethernet\n"),
+        (at("gids/0"), "fe80:0000:0000:0000:0000:0000:0000:0001\n"),
+        (at("gids/1"), "0000:0000:0000:0000:0000:ffff:7f00:0001\n"),
+        (at("gids/2"), "0000:0000:0000:0000:0000:0000:0000:0000\n"),
+        (at("gid_attrs/types/0"), "RoCE v2\n"),
+        (at("gid_attrs/types/1"), "RoCE v2\n"),
+        (at("gid_attrs/ndevs/0"), "eth7\n"),
+        ("dev/infiniband/rdma_cm".into(), ""),
+        ("dev/infiniband/uverbs0".into(), ""),
+        ("proc/self/status".into(), "CapEff:\t000001ffffffffff\n"),
+        ("proc/meminfo".into(), "HugePages_Free:      64\nHugepagesize:       2048 kB\n"),
+    ];
+    let mut files: Vec<(&str, &str)> = sound.iter().map(|(path, content)| (path.as_str(), *content)).collect();
+    for (path, content) in changes {
+        files.retain(|(known, _)| known != path);
+        if *content != "-" {
+            files.push((path, content));
+        }
+    }
+    Machine::new(&files)
+}
+
+#[test]
+fn sound_machine_has_no_fault() {
+    let machine = nic(&[]);
+    let mut doctor = machine.doctor();
+    doctor.address = Some("127.0.0.1".parse().unwrap());
+    doctor.peer = Some("127.0.0.1".parse().unwrap());
+    let findings = doctor.examine();
+    let faults: Vec<_> = findings.iter().filter(|one| one.severity == Severity::Fault).collect();
+    assert!(faults.is_empty(), "{faults:?}");
+    machine.says(&["ok", "mlx5_0 port 1", "1 RoCE v2 GIDs"]);
+    says(&doctor, &["ok", "RDMA device of 127.0.0.1", "mlx5_0"]);
+    says(&doctor, &["ok", "route to 127.0.0.1"]);
+    says(&doctor, &["ok", "huge pages", "128M"]);
+}
+
+#[test]
+fn each_fault_has_its_sentence() {
+    let port = |path: &str| format!("{PORT}/{path}");
+    Machine::new(&[]).says(&["FAULT", "RDMA device", "there is none", "rdma link add"]);
+    nic(&[(&port("state"), "1: DOWN\n")]).says(&["FAULT", "mlx5_0 port 1", "DOWN (eth7)", "ip link set"]);
+    nic(&[(&port("gids/1"), "-"), (&port("gid_attrs/types/1"), "-")]).says(&[
+        "FAULT",
+        "no GID of an IP address",
+        "address add .. dev eth7",
+    ]);
+    nic(&[(&port("gid_attrs/types/0"), "IB/RoCE v1\n"), (&port("gid_attrs/types/1"), "IB/RoCE v1\n")])
+        .says(&["FAULT", "no RoCE v2 GID"]);
+    nic(&[("dev/infiniband/rdma_cm", "-")]).says(&["FAULT", "/dev/infiniband/rdma_cm", "modprobe rdma_ucm"]);
+    nic(&[("dev/infiniband/uverbs0", "-")]).says(&["FAULT", "/dev/infiniband/uverbs0", "modprobe ib_uverbs"]);
+    nic(&[("proc/meminfo", "HugePages_Free: 0\nHugepagesize: 2048 kB\n")]).says(&[
+        "hint",
+        "huge pages",
+        "nr_hugepages",
+    ]);
+    nic(&[("proc/sys/kernel/io_uring_disabled", "2\n")]).says(&["FAULT", "io_uring", "io_uring_disabled=0"]);
+    let small = nic(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
+    let mut greedy = small.doctor();
+    greedy.memory = u64::MAX - 1;
+    if nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK).unwrap().0 < greedy.memory {
+        says(&greedy, &["FAULT", "memlock limit", "LimitMEMLOCK"]);
+    } else {
+        println!("skipped: this user's memlock limit is unlimited, and the sentence needs one");
+    }
+}
+
+#[test]
+fn addresses_ports_and_routes_are_tried() {
+    let machine = nic(&[("sys/class/net/lo/mtu", "1500\n"), ("sys/class/net/lo/ecn/roce_np/enable/3", "0\n")]);
+    let with = |address: &str| Doctor { address: Some(address.parse().unwrap()), ..machine.doctor() };
+    says(&with("192.0.2.1"), &["FAULT", "address 192.0.2.1", "no address of this machine"]);
+    says(&with("127.0.0.1"), &["hint", "MTU of lo", "1500: packets carry 1024 bytes", "mtu 4200"]);
+    says(&with("127.0.0.1"), &["hint", "ECN of lo", "off on every priority"]);
+    says(&with("127.77.0.9"), &["FAULT", "RDMA device of 127.77.0.9", "no device has its GID"]);
+    let held = std::net::UdpSocket::bind("127.77.0.9:4791").unwrap();
+    says(&with("127.77.0.9"), &["hint", "UDP port 4791 of 127.77.0.9", "is held by", "rdma link delete"]);
+    drop(held);
+    says(&with("127.77.0.9"), &["ok", "UDP port 4791 of 127.77.0.9", "is free"]);
+    let peer = Doctor {
+        address: Some("127.0.0.1".parse().unwrap()),
+        peer: Some("192.0.2.9".parse().unwrap()),
+        ..machine.doctor()
+    };
+    says(&peer, &["FAULT", "route to 192.0.2.9", "ip route get"]);
+}
+
+#[test]
+fn messages_of_the_host_are_decoded() {
+    for (line, says) in [
+        ("nvme nvme0: Connect rejected: status 8 (invalid service ID).", "nobody listens"),
+        ("nvme nvme0: Connect rejected: status 28 (consumer defined).", "refused the queue"),
+        ("nvme nvme0: rdma connection establishment failed (-104)", "refused"),
+        ("nvme nvme1: Connect Invalid Data Parameter, subsysnqn \"nqn.x\"", "no subsystem of this name"),
+        ("nvme nvme1: Connect for subsystem nqn.x is not allowed, hostnqn: nqn.h", "not on the subsystem's list"),
+        ("nvme nvme0: Connect command failed, error wo/DNR bit: 881", "never answered"),
+        ("nvme nvme0: starting error recovery", "lost the connection"),
+        ("nvme nvme0: failed nvme_keep_alive_end_io error=10", "Keep Alive"),
+        ("nvme nvme0: I/O tag 12 (300c) opcode 0x1 (Write) QID 3 timeout", "not answered"),
+        ("nvme nvme0: Duplicate cntlid 1 with nvme1, subsys nqn.x, rejecting", "same controller ID"),
+        ("nvme nvme0: RECV for CQE 0x00000000 failed with status WR flushed (5)", "flushed"),
+        ("no handler found for transport rdma.", "nvme-rdma is not loaded"),
+    ] {
+        let meaning = decode(line).unwrap_or_else(|| panic!("not known: {line}"));
+        assert!(meaning.meaning.contains(says), "{line}: {meaning:?}");
+        assert!(!meaning.remedy.is_empty());
+    }
+    assert_eq!(decode("eth0: renamed from veth1"), None);
+}
