@@ -322,7 +322,8 @@ impl Control {
 impl RxBatch {
     /// Room for `count` datagrams.
     pub(super) fn new(count: usize) -> Self {
-        let mut buffers = vec![0; count * DATAGRAM].into_boxed_slice();
+        // Not zeroes: pages are taken now, and no packet waits for the one that it goes to.
+        let mut buffers = vec![1; count * DATAGRAM].into_boxed_slice();
         // SAFETY: an address of zeros is valid: of no family.
         let mut names = vec![unsafe { MaybeUninit::zeroed().assume_init() }; count].into_boxed_slice();
         let mut controls = vec![Control([0; CONTROL_LEN]); count].into_boxed_slice();

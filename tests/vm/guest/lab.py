@@ -38,6 +38,13 @@ class Lab:
             return self.address_v6
         return network.FAR_V4 if self.provider == "soft" else network.HOST_V4
 
+    def second_address(self) -> str:
+        """Where a second target can listen: the software provider holds an address alone."""
+        if self.provider != "soft":
+            return self.address
+        sh("ip", "addr", "replace", f"{network.SECOND_FAR_V4}/24", "dev", "veth1", netns=network.NETNS)
+        return network.SECOND_FAR_V4
+
     @property
     def family(self) -> str:
         """Address family, as discovery says it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from guest.shell import eventually, modprobe, run, sh
 
 HOST_V4, FAR_V4 = "192.168.77.1", "192.168.77.2"
+SECOND_FAR_V4 = "192.168.77.3"
 HOST_V6, FAR_V6 = "fd77::1", "fd77::2"
 NETNS = "far"
 MTU = 4200

@@ -17,7 +17,6 @@ from machine import dmesg, paths
 from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
-from machine.work import Work
 
 SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**29
 #: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
@@ -91,8 +90,8 @@ class Pair:
         return Guest(name, self.kernel, self.folder, cpus=1, memory="2G", disks=disks, cable=cable)
 
 
-def run_pair_cases(kernel: Kernel, work: list[Work], report: Report, keep: bool) -> None:
-    """Each case has a pair of its own: what it does to them is not for the next one to live with."""
+def run_pair_cases(kernel: Kernel, work: list, report: Report, keep: bool) -> None:
+    """`work` as in `machine/work.py`. Each case has a pair of its own: what it does to them is not for the next one to live with."""
     for one in work:
         case, provider = one.case, one.provider
         folder = paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}"
