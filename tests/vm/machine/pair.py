@@ -91,7 +91,8 @@ class Pair:
 
 
 def run_pair_cases(kernel: Kernel, work: list, report: Report, keep: bool) -> None:
-    """`work` as in `machine/work.py`. Each case has a pair of its own: what it does to them is not for the next one to live with."""
+    """`work` as in `machine/work.py`. Each case has a pair of its own: what it does to them is not for the next one to
+    live with."""
     for one in work:
         case, provider = one.case, one.provider
         folder = paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}"
