@@ -25,9 +25,9 @@ struct Issued {
 #[derive(Debug)]
 enum Kind {
     Read,
-    /// A Compare, and whether it has to find what it says.
+    /// A Compare, and whether it has to find what it says, if that is known.
     Compare {
-        equal: bool,
+        equal: Option<bool>,
     },
     Write {
         stamp: u64,
@@ -260,8 +260,9 @@ impl Driver {
             }
             Kind::Compare { equal } => {
                 self.model.end_read(span);
-                if failed.is_none() != equal && (failed.is_none() || compare_says_no) && !self.cut {
-                    return Err(format!("host {node}: Compare {token} of {span:?}: {result:?}, equal is {equal}"));
+                let found = failed.is_none();
+                if equal.is_some_and(|equal| equal != found) && (found || compare_says_no) && !self.cut {
+                    return Err(format!("host {node}: Compare {token} of {span:?}: {result:?}, equal is {equal:?}"));
                 }
             }
             Kind::Write { stamp, fua } => match failed {
@@ -394,7 +395,7 @@ impl Driver {
         let sent = self.send(token, Op::Compare, span, Some(&content));
         if sent {
             self.model.begin_read(span);
-            self.issued.insert(token, Issued { what: Kind::Compare { equal }, span });
+            self.issued.insert(token, Issued { what: Kind::Compare { equal: Some(equal) }, span });
         }
         sent
     }
@@ -451,6 +452,11 @@ impl Driver {
     /// The disk lost power.
     pub(crate) fn power_cut(&mut self) {
         self.model.power_cut();
+        for issued in self.issued.values_mut() {
+            if let Kind::Compare { equal } = &mut issued.what {
+                *equal = None;
+            }
+        }
         self.cut = self.host.as_ref().is_some_and(Host::is_ready);
     }
 

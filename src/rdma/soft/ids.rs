@@ -4,6 +4,9 @@
 //! [`crate::roce::icrc`]). A corrupt packet yields a random one, so those that do not follow from the peer's last one are
 //! refused. A real jump costs one packet: the next one confirms it.
 //!
+//! Single-bit errors look like packets without "don't fragment", never like others; what peers send has it (Linux, rdma_rxe).
+//! So a packet without it is refused too, until a second one like it came: then the peer does send such packets.
+//!
 //! A peer counts all its packets to an address of ours together, whichever thread they are for. So a thread that hears
 //! little from a busy peer goes by what the others heard: each notes now and then, in [`SharedIds`], how far the peer is.
 
@@ -33,13 +36,15 @@ pub(super) struct PeerIds {
     /// What to add to the caller's time for that of `shared`, in milliseconds, wrapping.
     offset: Option<u32>,
     peers: HashMap<IpAddr, Peer>,
+    /// Who sent the last packet whose identification is that of a batch.
+    plain: Option<IpAddr>,
 }
 
 #[derive(Debug, Clone)]
 struct Peer {
     last: Seen,
-    /// An identification that was refused, and may turn out to be a jump.
-    jump: Option<u16>,
+    /// An identification that was refused, with its flag, and may turn out to be a jump.
+    jump: Option<(u16, bool)>,
     dont_fragment: bool,
     newest: Arc<Newest>,
     /// What this thread told the others last.
@@ -93,13 +98,14 @@ impl Seen {
 
 impl PeerIds {
     pub(super) fn new(shared: &Arc<SharedIds>) -> Self {
-        Self { shared: Arc::clone(shared), offset: None, peers: HashMap::new() }
+        Self { shared: Arc::clone(shared), offset: None, peers: HashMap::new(), plain: None }
     }
 
     /// Whether a packet with this solved identification is taken.
     pub(super) fn accept(&mut self, now: Duration, from: IpAddr, id: u16, dont_fragment: bool) -> bool {
-        // Of a kernel that sends 0, or counts the segments of a batch.
-        if id < BATCH && dont_fragment {
+        // Of a kernel that sends 0, or counts the segments of a batch. Once is enough to know the peer by.
+        let plain = id < BATCH && dont_fragment;
+        if plain && self.plain == Some(from) {
             return true;
         }
         let world = &self.shared.world;
@@ -109,12 +115,19 @@ impl PeerIds {
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&from) {
             self.peers.clear();
         }
+        if plain {
+            self.plain = Some(from);
+            if self.peers.contains_key(&from) {
+                return true;
+            }
+        }
         let Some(peer) = self.peers.get_mut(&from) else {
             let newest = self.shared.peer(from);
             // A thread that never heard of the peer may be the last one of many.
-            if newest.load().is_some_and(|last| !last.leads_to(seen, NEAR, NEAR)) {
-                let told = Seen { id, at: 0 };
-                self.peers.insert(from, Peer { last: told, jump: Some(id), dont_fragment, newest, told });
+            let follows = newest.load().is_none_or(|last| last.leads_to(seen, NEAR, NEAR));
+            if !plain && (!follows || !dont_fragment) {
+                let (last, jump) = (Seen { id, at: 0 }, Some((id, dont_fragment)));
+                self.peers.insert(from, Peer { last, jump, dont_fragment: true, newest, told: last });
                 return false;
             }
             newest.store(seen);
@@ -124,9 +137,9 @@ impl PeerIds {
         let follows = dont_fragment == peer.dont_fragment
             && (peer.last.leads_to(seen, BEHIND, AHEAD)
                 || peer.newest.load().is_some_and(|newest| newest.leads_to(seen, NEAR, NEAR)));
-        let confirmed = peer.jump.is_some_and(|jump| id.wrapping_sub(jump) <= AHEAD);
+        let confirmed = peer.jump.is_some_and(|(jump, df)| df == dont_fragment && id.wrapping_sub(jump) <= AHEAD);
         if !follows && !confirmed {
-            peer.jump = Some(id);
+            peer.jump = Some((id, dont_fragment));
             return false;
         }
         if confirmed || peer.last.id.wrapping_sub(id) > BEHIND {
@@ -181,6 +194,59 @@ mod tests {
         assert!(!ids.accept(NOW, peer(), 64, true));
         assert!(!ids.accept(NOW, peer(), 41_525, false), "this peer never fragments");
         assert!(ids.accept(NOW, peer(), far - 1, true), "the last of the window");
+    }
+
+    #[test]
+    fn packets_that_may_be_fragmented_have_to_come_twice() {
+        for known in [false, true] {
+            let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
+            if known {
+                assert!(ids.accept(NOW, peer(), 0, true));
+            }
+            assert!(!ids.accept(NOW, peer(), 7000, false), "as a single-bit error looks");
+            assert!(ids.accept(NOW, peer(), 0, true));
+            assert!(!ids.accept(NOW, peer(), 9000, false), "another one");
+            assert!(ids.accept(NOW, peer(), 9001, false), "it means it");
+            assert!(ids.accept(NOW, peer(), 9002, false));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_counts_from_zero_does_not_jump_by_one_corrupt_packet() {
+        let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
+        assert!(ids.accept(NOW, peer(), 3, true));
+        assert!(!ids.accept(NOW, peer(), 40_000, true));
+        assert!(ids.accept(NOW, peer(), 1, true));
+    }
+
+    /// Every single-bit error of a packet, from a peer that is known and from one that is not.
+    #[test]
+    fn no_single_bit_error_passes_without_the_identification() {
+        use crate::roce::icrc::{Checker, Flow, Verdict, seal};
+        let checker = Checker::new(4400);
+        let flow = Flow { src: peer(), dst: [10, 0, 0, 2].into(), src_port: 0xc000 };
+        let shared = SharedIds::new(&World::machine());
+        let (mut solved, mut tried) = (0, 0);
+        for (id, len) in [(0, 4128), (0xbeef, 4128), (0, 28), (0xbeef, 28)] {
+            let mut packet: Vec<u8> = (0..=255).cycle().take(len).collect();
+            seal(&flow, id, &mut packet);
+            let mut known = PeerIds::new(&shared);
+            assert!(known.accept(NOW, peer(), id, true));
+            for bit in (0..len * 8).filter(|bit| bit / 8 != 4) {
+                packet[bit / 8] ^= 1 << (bit % 8);
+                tried += 1;
+                if let Verdict::ValidWithId { id: seen, dont_fragment } = checker.check(&flow, &packet) {
+                    solved += 1;
+                    let mut stranger = PeerIds::new(&SharedIds::new(&World::machine()));
+                    assert!(!stranger.accept(NOW, peer(), seen, dont_fragment), "bit {bit} of {len} bytes");
+                    let mut known = PeerIds::new(&shared);
+                    assert!(known.accept(NOW, peer(), id, true));
+                    assert!(!known.accept(NOW, peer(), seen, dont_fragment), "bit {bit} of {len} bytes");
+                }
+                packet[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+        println!("{solved} of {tried} single-bit errors look like a packet without \"don't fragment\"; none is taken");
     }
 
     #[test]
