@@ -9,7 +9,7 @@ export LIBCLANG_PATH ?= $(shell sh tests/libclang.sh $(LIBCLANG_VENV))
 # Python leaves no compiled files in the source tree.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup toolchain libraries build lint unit demo-test vm-setup vm-test vm-test-all test test-all demo demo-vm clean
+.PHONY: help setup toolchain libraries build lint unit sim hostile demo-test vm-setup vm-test vm-test-all test test-all demo demo-vm clean
 
 help:
 	@echo "make demo      serve a file by the software provider and use it from here, and show what comes out"
@@ -18,7 +18,7 @@ help:
 	@echo "make test-all  the same, with every case on every kernel"
 	@echo "make build     the release binary, target/release/farside"
 	@echo "make setup     install what the above need"
-	@echo "make lint | make unit | make vm-test | make vm-test-all    parts of it"
+	@echo "make lint | unit | sim | hostile | vm-test | vm-test-all    parts of it"
 
 setup: libraries vm-setup
 
@@ -39,6 +39,15 @@ lint: toolchain libraries
 unit: toolchain libraries
 	cargo test --workspace --locked
 
+# Whole targets and hosts over a simulated network, 10,000 seeds; `unit` runs a few.
+SIM_RUNS ?= 10000
+sim: toolchain libraries
+	FARSIDE_SIM_RUNS=$(SIM_RUNS) cargo test --lib --locked -- --nocapture sim::tests::every_run_keeps_its_promises
+
+# A minute of hostile packets; `unit` has a few seconds of them.
+hostile: toolchain libraries
+	FARSIDE_HOSTILE_SECONDS=60 cargo test --test process --locked -- --nocapture hostile_packets_harm_nobody_else
+
 # Target and host of ours over real sockets, as a user meets them.
 demo-test: build
 	cargo build --example appliance --locked
@@ -54,9 +63,9 @@ vm-test: vm-setup build
 vm-test-all: vm-setup build
 	python3 tests/vm/run --list all
 
-test: lint unit demo-test vm-test
+test: lint unit sim hostile demo-test vm-test
 
-test-all: lint unit demo-test vm-test-all
+test-all: lint unit sim hostile demo-test vm-test-all
 
 demo: build
 	sh tests/demo.sh

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::fused::Pairing;
 use super::memory::{Home, SlotId};
@@ -25,7 +25,9 @@ impl<P: Provider> Reactor<P> {
     pub(crate) fn accept(&mut self, incoming: P::Incoming, request: QueueRequest, now: Duration) {
         let (peer, local, conn) = (incoming.peer(), incoming.local(), incoming.conn());
         if let Err((incoming, status, detail)) = self.try_accept(incoming, request, now) {
-            warn!(%peer, %local, qid = request.qid, "connection rejected: {status}: {detail}");
+            if self.log_budget.allow(now) {
+                warn!(%peer, %local, qid = request.qid, "connection rejected: {status}: {detail}");
+            }
             self.shared.counters.connections_rejected.fetch_add(1, Ordering::Relaxed);
             self.return_budget(request.sq_entries);
             if let Some(incoming) = incoming {
@@ -130,10 +132,12 @@ impl<P: Provider> Reactor<P> {
         match device.endpoint.accept(qp, &params) {
             Ok(()) => {
                 self.shared.counters.connections_accepted.fetch_add(1, Ordering::Relaxed);
-                info!(%peer, %local, qid = request.qid, entries, reads, reactor = self.index, "connection accepted");
+                debug!(%peer, %local, qid = request.qid, entries, reads, reactor = self.index, "connection accepted");
             }
             Err(error) => {
-                warn!(%peer, %local, qid = request.qid, "accept failed: {error}");
+                if self.log_budget.allow(now) {
+                    warn!(%peer, %local, qid = request.qid, "accept failed: {error}");
+                }
                 self.close_queue(index, CloseReason::AcceptFailed, now);
             }
         }

@@ -8,7 +8,7 @@ use nvme::gate::Sender;
 use nvme::io::IoCommand;
 use nvme::registry::QueueContext as ConnectContext;
 use nvme::status::Status;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::abort::has_several_operations;
 use super::namespace::IoCounters;
@@ -338,10 +338,12 @@ impl<P: Provider> Reactor<P> {
         match outcome {
             Ok((connected, fence)) => {
                 let queue = &mut self.queues[at as usize];
-                info!(
-                    peer = %queue.peer, cntlid = connected.cntlid, qid = connected.qid, reactor = self.index,
-                    "queue connected"
-                );
+                let (peer, cntlid, reactor) = (queue.peer, connected.cntlid, self.index);
+                if connected.qid != 0 {
+                    debug!(%peer, cntlid, qid = connected.qid, reactor, "queue connected");
+                } else if self.log_budget.allow(now) {
+                    info!(%peer, cntlid, reactor, "controller connected");
+                }
                 let place = self.namespaces.place(connected.subsystem);
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
                 let sender = Sender { hostid: host_id };

@@ -1,0 +1,6 @@
+//! The program itself over the software provider, as a process of its own: what hostile packets do to it, and what it costs to
+//! have many hosts.
+
+mod hostile;
+mod many;
+mod served;

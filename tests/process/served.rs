@@ -1,0 +1,102 @@
+//! `farside serve` as a child process: its log is read and counted, its memory looked at.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub(crate) const NQN: &str = "nqn.2026-11.io.example:process";
+
+pub(crate) struct Served {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    lines: Arc<AtomicUsize>,
+    last: Arc<Mutex<Vec<String>>>,
+    _folder: tempfile::TempDir,
+}
+
+/// An address in 127/8 that nobody else in this process has, and no other process at this time.
+pub(crate) fn own_address() -> IpAddr {
+    static NEXT: AtomicU64 = AtomicU64::new(2);
+    let at = NEXT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id() % 100;
+    Ipv4Addr::new(127, 130 + process as u8, (at / 250) as u8, (at % 250 + 2) as u8).into()
+}
+
+impl Served {
+    /// Starts a target with 64 MiB of memory behind it and waits until it serves.
+    pub(crate) fn start(options: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = SocketAddr::new(own_address(), 4420);
+        let config = folder.path().join("farside.toml");
+        let text = format!(
+            "[[subsystem]]\nnqn = \"{NQN}\"\n[[subsystem.namespace]]\nnsid = 1\nmemory = \"64M\"\n\
+             [[listener]]\naddress = \"{address}\"\n[options]\nprovider = \"soft\"\n{options}\n"
+        );
+        std::fs::write(&config, text).expect("a file");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_farside"))
+            .args(["serve", "--config"])
+            .arg(&config)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program");
+        let (lines, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let outputs: [Option<Box<dyn Read + Send>>; 2] =
+            [child.stdout.take().map(|out| Box::new(out) as _), child.stderr.take().map(|out| Box::new(out) as _)];
+        for output in outputs.into_iter().flatten() {
+            let (lines, last) = (Arc::clone(&lines), Arc::clone(&last));
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    lines.fetch_add(1, Ordering::Relaxed);
+                    let mut last = last.lock().expect("sound");
+                    if last.len() == 200 {
+                        last.remove(0);
+                    }
+                    last.push(line);
+                }
+            });
+        }
+        let mut served = Self { child, address, lines, last, _folder: folder };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !served.last.lock().expect("sound").iter().any(|line| line.starts_with("connect ")) {
+            served.check_alive();
+            assert!(Instant::now() < deadline, "it does not start:\n{}", served.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        served
+    }
+
+    pub(crate) fn check_alive(&mut self) {
+        if let Some(status) = self.child.try_wait().expect("a child") {
+            panic!("the target ended with {status}:\n{}", self.log());
+        }
+    }
+
+    /// Lines that it wrote so far.
+    pub(crate) fn lines(&self) -> usize {
+        self.lines.load(Ordering::Relaxed)
+    }
+
+    /// The last lines that it wrote.
+    pub(crate) fn log(&self) -> String {
+        self.last.lock().expect("sound").join("\n")
+    }
+
+    /// Bytes of memory that it has resident.
+    pub(crate) fn resident(&self) -> usize {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("its status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") << 10
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
