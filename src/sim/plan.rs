@@ -171,7 +171,8 @@ impl Plan {
             conditions,
             disk,
             reactors: rng.within(1, 2) as usize,
-            receive_slots: rng.pick(&[320, 512]),
+            // Three hosts of the largest kind need 384.
+            receive_slots: rng.pick(&[400, 512]),
             in_capsule_data,
             mdts: 1 << 17,
             hosts,

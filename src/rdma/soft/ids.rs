@@ -225,9 +225,9 @@ mod tests {
         use crate::roce::icrc::{Checker, Flow, Verdict, seal};
         let checker = Checker::new(4400);
         let flow = Flow { src: peer(), dst: [10, 0, 0, 2].into(), src_port: 0xc000 };
-        let shared = SharedIds::new(&World::machine());
         let (mut solved, mut tried) = (0, 0);
         for (id, len) in [(0, 4128), (0xbeef, 4128), (0, 28), (0xbeef, 28)] {
+            let shared = SharedIds::new(&World::machine());
             let mut packet: Vec<u8> = (0..=255).cycle().take(len).collect();
             seal(&flow, id, &mut packet);
             let mut known = PeerIds::new(&shared);
