@@ -71,6 +71,8 @@ pub(crate) struct GetLogPage {
     pub(crate) nsid: u32,
     /// Log page identifier (LID).
     pub(crate) lid: u8,
+    /// Log specific parameter (LSP).
+    pub(crate) lsp: u8,
     /// Retain asynchronous event (RAE).
     pub(crate) retain: bool,
     /// Bytes to transfer.
@@ -163,7 +165,15 @@ impl GetLogPage {
         if ot & 0x80 != 0 {
             return Err(Refused::invalid_field(location::CDW14));
         }
-        Ok(Self { nsid: command.nsid, lid, retain: lsp_rae & 0x80 != 0, len: dwords * 4, offset, csi })
+        Ok(Self {
+            nsid: command.nsid,
+            lid,
+            lsp: lsp_rae & 0x7f,
+            retain: lsp_rae & 0x80 != 0,
+            len: dwords * 4,
+            offset,
+            csi,
+        })
     }
 
     /// The page is for the whole controller, not for one namespace.
@@ -215,6 +225,7 @@ mod tests {
             Ok(AdminCommand::GetLogPage(GetLogPage {
                 nsid: 7,
                 lid: 0x70,
+                lsp: 0,
                 retain: true,
                 len: 0x2_0000 * 4,
                 offset: 0x8_0000_0004,

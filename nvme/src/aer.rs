@@ -17,6 +17,7 @@ const LIMIT: usize = 4;
 
 /// Bit of Asynchronous Event Configuration, and of OAES, for a notice.
 pub(crate) const NAMESPACE_ATTRIBUTE_NOTICES: u32 = 1 << 8;
+pub(crate) const ANA_CHANGE_NOTICES: u32 = 1 << 11;
 pub(crate) const DISCOVERY_LOG_NOTICES: u32 = 1 << 31;
 
 /// What happened.
@@ -28,9 +29,12 @@ pub(crate) enum Notice {
     DiscoveryLog,
     /// A reservation notification waits in its log page.
     Reservation,
+    /// The ANA log page changed.
+    AsymmetricAccess,
 }
 
-const ALL: [Notice; 3] = [Notice::NamespaceAttribute, Notice::DiscoveryLog, Notice::Reservation];
+const ALL: [Notice; 4] =
+    [Notice::NamespaceAttribute, Notice::DiscoveryLog, Notice::Reservation, Notice::AsymmetricAccess];
 
 impl Notice {
     /// The bit of Asynchronous Event Configuration that enables it; `None` for what has a mask of its own.
@@ -38,6 +42,7 @@ impl Notice {
         match self {
             Self::NamespaceAttribute => Some(NAMESPACE_ATTRIBUTE_NOTICES),
             Self::DiscoveryLog => Some(DISCOVERY_LOG_NOTICES),
+            Self::AsymmetricAccess => Some(ANA_CHANGE_NOTICES),
             Self::Reservation => None,
         }
     }
@@ -47,6 +52,7 @@ impl Notice {
             Self::NamespaceAttribute => lid::CHANGED_NAMESPACES,
             Self::DiscoveryLog => lid::DISCOVERY,
             Self::Reservation => lid::RESERVATION,
+            Self::AsymmetricAccess => lid::ANA,
         }
     }
 
@@ -55,6 +61,7 @@ impl Notice {
         let (kind, information) = match self {
             Self::NamespaceAttribute => (2, 0x00),
             Self::DiscoveryLog => (2, 0xf0),
+            Self::AsymmetricAccess => (2, 0x03),
             Self::Reservation => (6, 0x00),
         };
         u32::from_le_bytes([kind, information, self.log(), 0])
@@ -94,6 +101,7 @@ pub(crate) struct AsyncEvents {
     namespace: State,
     discovery: State,
     reservation: State,
+    asymmetric_access: State,
 }
 
 impl AsyncEvents {
@@ -150,6 +158,7 @@ impl AsyncEvents {
             Notice::NamespaceAttribute => &mut self.namespace,
             Notice::DiscoveryLog => &mut self.discovery,
             Notice::Reservation => &mut self.reservation,
+            Notice::AsymmetricAccess => &mut self.asymmetric_access,
         }
     }
 
@@ -192,6 +201,8 @@ mod tests {
         assert_eq!(events.raise(DISCOVERY), fired(2, 0x0070_f002));
         events.request(3);
         assert_eq!(events.raise(Notice::Reservation), fired(3, 0x0080_0006));
+        events.request(4);
+        assert_eq!(events.raise(Notice::AsymmetricAccess), fired(4, 0x000c_0302));
     }
 
     #[test]

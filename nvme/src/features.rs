@@ -8,7 +8,7 @@
 use core::time::Duration;
 
 use crate::admin::{GetFeatures, Refused, Select, SetFeatures, location};
-use crate::aer::{DISCOVERY_LOG_NOTICES, NAMESPACE_ATTRIBUTE_NOTICES};
+use crate::aer::{ANA_CHANGE_NOTICES, DISCOVERY_LOG_NOTICES, NAMESPACE_ATTRIBUTE_NOTICES};
 use crate::command::NSID_ALL;
 use crate::status::Status;
 
@@ -331,7 +331,7 @@ fn find(fid: u8, context: &FeatureContext) -> Result<&'static Entry, Refused> {
 
 /// The notices that a kind of controller has: OAES, and what is enabled from the start, as nvmet and SPDK do.
 pub(crate) const fn supported_notices(discovery: bool) -> u32 {
-    if discovery { DISCOVERY_LOG_NOTICES } else { NAMESPACE_ATTRIBUTE_NOTICES }
+    if discovery { DISCOVERY_LOG_NOTICES } else { NAMESPACE_ATTRIBUTE_NOTICES | ANA_CHANGE_NOTICES }
 }
 
 /// Capabilities that Get Features tells.
@@ -394,7 +394,7 @@ mod tests {
             0x04 => Some([0xffff, 0xffff, 0xffff, 4]),
             0x06 => Some([1, 1, 1, 0]),
             0x07 => Some([0x7f_007f, 0x7f_007f, 0x7f_007f, 4]),
-            0x0b => Some([0x100, 0x100, 0x100, 4]),
+            0x0b => Some([0x900, 0x900, 0x900, 4]),
             0x0f => Some([5000, 0, 0, 4]),
             0x16 => Some([512, 512, 512, 4]),
             _ => None,

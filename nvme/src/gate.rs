@@ -10,12 +10,16 @@ use crate::status::Status;
 pub struct Sender {
     /// Its host's identifier.
     pub hostid: HostId,
+    /// The port that it came by.
+    pub portid: u16,
 }
 
 /// All that a command has to pass beside [`crate::io::check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gate {
     pub(crate) reservation: Option<Guard>,
+    /// Ports through which it is not reached, and the answer there.
+    pub(crate) unreached: Box<[(u16, Status)]>,
 }
 
 impl Gate {
@@ -30,6 +34,9 @@ impl Gate {
     /// # Errors
     /// The status to answer with.
     pub fn check(&self, sender: &Sender, io: &IoCommand) -> Result<(), Status> {
+        if let Some((_, status)) = self.unreached.iter().find(|(port, _)| *port == sender.portid) {
+            return Err(*status);
+        }
         if let Some(guard) = &self.reservation
             && let Some(writes) = access(io)
             && !guard.admits(&sender.hostid, writes)

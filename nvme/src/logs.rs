@@ -23,6 +23,7 @@ pub(crate) mod lid {
     pub(crate) const FIRMWARE_SLOT: u8 = 0x03;
     pub(crate) const CHANGED_NAMESPACES: u8 = 0x04;
     pub(crate) const COMMAND_EFFECTS: u8 = 0x05;
+    pub(crate) const ANA: u8 = 0x0c;
     pub(crate) const FEATURE_EFFECTS: u8 = 0x12;
     pub(crate) const MI_EFFECTS: u8 = 0x13;
     pub(crate) const DISCOVERY: u8 = 0x70;
@@ -30,13 +31,14 @@ pub(crate) mod lid {
 }
 
 /// Pages of an I/O controller.
-pub(crate) const IO_PAGES: [u8; 9] = [
+pub(crate) const IO_PAGES: [u8; 10] = [
     lid::SUPPORTED,
     lid::ERROR,
     lid::SMART,
     lid::FIRMWARE_SLOT,
     lid::CHANGED_NAMESPACES,
     lid::COMMAND_EFFECTS,
+    lid::ANA,
     lid::FEATURE_EFFECTS,
     lid::MI_EFFECTS,
     lid::RESERVATION,
@@ -366,7 +368,7 @@ mod tests {
     fn supported_pages_are_marked() {
         let page = supported_page(&IO_PAGES);
         let marked: Vec<usize> = (0..256).filter(|&n| page[n * 4] == 1).collect();
-        assert_eq!(marked, [0, 1, 2, 3, 4, 5, 0x12, 0x13, 0x80]);
+        assert_eq!(marked, [0, 1, 2, 3, 4, 5, 0x0c, 0x12, 0x13, 0x80]);
         assert_eq!(page.len(), 1024);
         assert_eq!(feature_effects_page(false).len(), 1024);
         assert_eq!(mi_effects_page(), vec![0; 4096]);

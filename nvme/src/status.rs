@@ -130,6 +130,9 @@ codes! {
     ACCESS_DENIED = 0x286, "Access Denied";
     DEALLOCATED_BLOCK = 0x287, "Deallocated or Unwritten Logical Block";
     INTERNAL_PATH_ERROR = 0x300, "Internal Path Error";
+    ANA_PERSISTENT_LOSS = 0x301, "Asymmetric Access Persistent Loss";
+    ANA_INACCESSIBLE = 0x302, "Asymmetric Access Inaccessible";
+    ANA_TRANSITION = 0x303, "Asymmetric Access Transition";
     ABORTED_BY_HOST = 0x371, "Command Aborted By Host";
 }
 

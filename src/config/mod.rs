@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use nvme::registry::AnaState;
 use uuid::Uuid;
 
 use crate::backend::BackendSpec;
@@ -76,6 +77,24 @@ pub struct SubsystemSpec {
     pub hosts: Vec<String>,
     /// At least one.
     pub namespaces: Vec<NamespaceSpec>,
+    /// How well groups of namespaces are reached at first, where not optimally.
+    pub ana: Vec<AnaSpec>,
+}
+
+/// How well a group of namespaces is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnaSpec {
+    /// The group, 1 to 128.
+    pub group: u32,
+    /// Through which listener; `None`: all of them.
+    pub listener: Option<ListenAddress>,
+    /// How well.
+    pub state: AnaState,
+}
+
+/// The word for an ANA state in a configuration.
+pub fn ana_state_name(state: AnaState) -> &'static str {
+    parse::ANA_STATES.iter().find(|(_, known)| *known == state).map_or("optimized", |(name, _)| name)
 }
 
 /// A namespace: a disk as a host sees it.
@@ -91,6 +110,8 @@ pub struct NamespaceSpec {
     pub configured_nguid: Option<[u8; 16]>,
     /// IEEE Extended Unique Identifier; zero is none.
     pub eui64: [u8; 8],
+    /// ANA group, 1 to 128.
+    pub ana_group: u32,
     /// Its line in the file, for messages.
     pub line: Option<usize>,
 }
@@ -98,7 +119,7 @@ pub struct NamespaceSpec {
 impl NamespaceSpec {
     /// A namespace with derived identifiers.
     pub fn new(nsid: u32, backend: BackendSpec) -> Self {
-        Self { nsid, backend, configured_uuid: None, configured_nguid: None, eui64: [0; 8], line: None }
+        Self { nsid, backend, configured_uuid: None, configured_nguid: None, eui64: [0; 8], ana_group: 1, line: None }
     }
 
     /// Its UUID: as configured, else derived from what identifies the storage.

@@ -20,15 +20,19 @@ impl Config {
             return Ok(builder.listen(SocketAddr::new(ListenAddress::any().ip, PORT)));
         }
         for listener in &self.listeners {
-            let address = listener.resolve().map_err(|error| TargetError {
-                object: format!("listener {listener}"),
-                reason: error.to_string(),
-                remedy: "name an interface of this machine (ip link)".into(),
-            })?;
+            let address = resolve(listener)?;
             builder = builder.listen_with(address, listener.tos);
         }
         Ok(builder)
     }
+}
+
+fn resolve(listener: &ListenAddress) -> Result<SocketAddr, TargetError> {
+    listener.resolve().map_err(|error| TargetError {
+        object: format!("listener {listener}"),
+        reason: error.to_string(),
+        remedy: "name an interface of this machine (ip link)".into(),
+    })
 }
 
 impl SubsystemSpec {
@@ -36,6 +40,11 @@ impl SubsystemSpec {
     pub(crate) fn open(&self) -> Result<target::SubsystemSpec, TargetError> {
         let namespaces =
             self.namespaces.iter().map(|namespace| namespace.open(&self.nqn)).collect::<Result<Vec<_>, _>>()?;
+        let mut ana = Vec::with_capacity(self.ana.len());
+        for one in &self.ana {
+            let listener = one.listener.as_ref().map(resolve).transpose()?;
+            ana.push(target::AnaSpec { group: one.group, listener, state: one.state });
+        }
         Ok(target::SubsystemSpec {
             nqn: self.nqn.clone(),
             serial: Some(self.serial.clone()),
@@ -43,6 +52,7 @@ impl SubsystemSpec {
             allow_any_host: self.allow_any_host,
             hosts: self.hosts.clone(),
             namespaces,
+            ana,
         })
     }
 }
@@ -57,6 +67,7 @@ impl NamespaceSpec {
             nguid: self.nguid(nqn, &opened.info().identity),
             eui64: self.eui64,
             read_only: self.backend.read_only,
+            ana_group: self.ana_group,
             ..target::NamespaceSpec::new(self.nsid, opened)
         })
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use nvme::nqn::Nqn;
+use nvme::registry::AnaState;
 use toml::de::DeTable;
 use uuid::Uuid;
 
@@ -11,7 +12,8 @@ use super::problem::ConfigError;
 use super::reader::{At, Problems, Section};
 use super::size::Bytes;
 use super::{
-    CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, SubsystemSpec, derive_serial,
+    AnaSpec, CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, SubsystemSpec,
+    derive_serial,
 };
 use crate::backend::{BackendSpec, FaultPlan, Source};
 
@@ -98,13 +100,44 @@ fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut 
         let remedy = "add [[subsystem.namespace]] with a file, device, memory or null";
         problems.add(section.at(), "subsystem.namespace", "there is none", remedy);
     }
+    let ana = section.sections("ana", "subsystem.ana", problems);
+    let ana = ana.into_iter().filter_map(|section| read_ana(section, problems)).collect();
     let mut nsids = HashMap::new();
     let mut namespaces = Vec::new();
     for (place, section) in sections.into_iter().enumerate() {
         namespaces.extend(read_namespace(section, place, &mut nsids, seen, problems));
     }
     section.finish(problems);
-    SubsystemSpec { nqn, serial, model, allow_any_host, hosts, namespaces }
+    SubsystemSpec { nqn, serial, model, allow_any_host, hosts, namespaces, ana }
+}
+
+fn read_ana(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Option<AnaSpec> {
+    let before = problems.found.len();
+    let group = section.number("group", ANA_GROUPS, problems);
+    if group.is_none() && problems.found.len() == before {
+        missing(&section, "group", "give one of 1 to 128", problems);
+    }
+    let listener = section.string("listener", problems).and_then(|text| match text.value.parse::<ListenAddress>() {
+        Ok(address) => Some(address),
+        Err(reason) => {
+            problems.add(text.at, "subsystem.ana.listener", reason, ADDRESS_REMEDY);
+            None
+        }
+    });
+    let before = problems.found.len();
+    let state = section.string("state", problems);
+    if state.is_none() && problems.found.len() == before {
+        missing(&section, "state", STATE_REMEDY, problems);
+    }
+    section.finish(problems);
+    let state = state.and_then(|text| {
+        let known = ANA_STATES.iter().find(|(name, _)| *name == text.value);
+        if known.is_none() {
+            problems.add(text.at, "subsystem.ana.state", format!("{:?} is no state", text.value), STATE_REMEDY);
+        }
+        known.map(|(_, state)| *state)
+    });
+    Some(AnaSpec { group: group?.value as u32, listener, state: state? })
 }
 
 fn read_hosts(hosts: Vec<At<String>>, problems: &mut Problems<'_>) -> Vec<String> {
@@ -142,6 +175,7 @@ fn read_namespace(
     let uuid = read_id(&mut section, "uuid", seen, problems, |text| Uuid::try_parse(text).ok().map(Uuid::into_bytes));
     let nguid = read_id(&mut section, "nguid", seen, problems, hex::<16>);
     let eui64 = read_id(&mut section, "eui64", seen, problems, hex::<8>);
+    let ana_group = section.number("ana_group", ANA_GROUPS, problems).map_or(1, |group| group.value as u32);
     let at = section.at();
     section.finish(problems);
     let source = source?;
@@ -157,6 +191,7 @@ fn read_namespace(
         configured_uuid: uuid.map(Uuid::from_bytes),
         configured_nguid: nguid,
         eui64: eui64.unwrap_or_default(),
+        ana_group,
         line: Some(problems.line(at)),
     })
 }
@@ -350,6 +385,15 @@ fn read_cntlid(options: &mut Options, section: &mut Section<'_, '_>, problems: &
 }
 
 const MAX_NSID: u64 = 1024;
+const ANA_GROUPS: std::ops::Range<u64> = 1..nvme::ana::MAX_GROUPS as u64 + 1;
+pub(super) const ANA_STATES: [(&str, AnaState); 5] = [
+    ("optimized", AnaState::Optimized),
+    ("non-optimized", AnaState::NonOptimized),
+    ("inaccessible", AnaState::Inaccessible),
+    ("persistent-loss", AnaState::PersistentLoss),
+    ("change", AnaState::Change),
+];
+const STATE_REMEDY: &str = "give optimized, non-optimized, inaccessible, persistent-loss or change";
 /// Offsets of files are signed.
 const MAX_SIZE: u64 = 1 << 63;
 const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];

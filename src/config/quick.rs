@@ -62,6 +62,7 @@ impl Config {
             allow_any_host: true,
             hosts: Vec::new(),
             namespaces: vec![namespace],
+            ana: Vec::new(),
         };
         let options = Options { provider: quick.provider, ..Options::default() };
         Ok(Self { subsystems: vec![subsystem], listeners, options })

@@ -227,11 +227,39 @@ fn option_limits_hold_on_both_sides() {
         ("log = \"debug\"", "log = \"loud\""),
         ("provider = \"verbs\"", "provider = \"magic\""),
         ("remote_invalidate = false", "remote_invalidat = false"),
+        ("state_dir = \"/var/lib/farside\"", "state_dir = \"farside\""),
     ] {
         assert!(sound(inside).is_ok(), "{inside}: {:?}", sound(inside));
         let lines = with_options(outside);
         assert_eq!(lines.len(), 1, "{outside}: {lines:?}");
         assert!(lines[0].starts_with("f.toml:6: ") || lines[0].starts_with("f.toml:7: "), "{lines:?}");
+    }
+}
+
+#[test]
+fn ana_groups_and_states_are_read_and_refused() {
+    let sound = |ana: &str, group: &str| {
+        let text = format!(
+            "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.ana]]\n{ana}\n[[subsystem.namespace]]\nnull = \"1G\"\n{group}\n"
+        );
+        Config::parse(&text, "f")
+    };
+    let config = sound("group = 128\nstate = \"inaccessible\"\nlistener = \"192.0.2.2\"", "ana_group = 128").unwrap();
+    let subsystem = &config.subsystems[0];
+    let expected = AnaSpec { group: 128, listener: "192.0.2.2".parse().ok(), state: AnaState::Inaccessible };
+    assert_eq!((&subsystem.ana[..], subsystem.namespaces[0].ana_group), (&[expected][..], 128));
+    assert_eq!(sound("group = 1\nstate = \"change\"", "").unwrap().subsystems[0].ana[0].listener, None);
+    for (ana, group) in [
+        ("group = 129\nstate = \"change\"", ""),
+        ("group = 0\nstate = \"change\"", ""),
+        ("state = \"change\"", ""),
+        ("group = 1", ""),
+        ("group = 1\nstate = \"fine\"", ""),
+        ("group = 1\nstate = \"change\"\nlistener = \"here\"", ""),
+        ("group = 1\nstate = \"change\"", "ana_group = 0"),
+    ] {
+        let problems = sound(ana, group).unwrap_err();
+        assert_eq!(problems.0.len(), 1, "{ana} {group}: {problems}");
     }
 }
 

@@ -4,7 +4,7 @@
 use toml::{Table, Value};
 
 use super::size::Bytes;
-use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, derive_serial};
+use super::{AnaSpec, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, ana_state_name, derive_serial};
 use crate::backend::{FaultPlan, Source};
 
 impl Config {
@@ -48,7 +48,18 @@ fn subsystem(subsystem: &SubsystemSpec) -> Table {
     if !subsystem.allow_any_host {
         put(&mut table, "hosts", subsystem.hosts.clone());
     }
+    put_all(&mut table, "ana", subsystem.ana.iter().map(ana));
     put_all(&mut table, "namespace", subsystem.namespaces.iter().map(namespace));
+    table
+}
+
+fn ana(ana: &AnaSpec) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "group", i64::from(ana.group));
+    if let Some(listener) = &ana.listener {
+        put(&mut table, "listener", listener.to_string());
+    }
+    put(&mut table, "state", ana_state_name(ana.state));
     table
 }
 
@@ -83,6 +94,9 @@ fn namespace(namespace: &NamespaceSpec) -> Table {
     }
     if namespace.eui64 != [0; 8] {
         put(&mut table, "eui64", hex(&namespace.eui64));
+    }
+    if namespace.ana_group != 1 {
+        put(&mut table, "ana_group", i64::from(namespace.ana_group));
     }
     if let Some(plan) = &backend.faults {
         put(&mut table, "faults", faults(plan));
@@ -146,6 +160,9 @@ fn options(options: &Options) -> Table {
     if options.provider != default.provider {
         put(&mut table, "provider", options.provider.to_string());
     }
+    if let Some(folder) = &options.state_dir {
+        put(&mut table, "state_dir", folder.display().to_string());
+    }
     if options.log != default.log {
         put(&mut table, "log", options.log.as_str());
     }
@@ -166,6 +183,13 @@ nqn = "nqn.2024-01.io.example:one"
 serial = "S1"
 model = "M \"quoted\" \\ model"
 hosts = ["nqn.2014-08.org.nvmexpress:uuid:07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5", "odd.host"]
+[[subsystem.ana]]
+group = 9
+state = "inaccessible"
+[[subsystem.ana]]
+group = 1
+listener = "[2001:db8::1]:4421"
+state = "non-optimized"
 [[subsystem.namespace]]
 nsid = 7
 file = "/srv/a b\"c.img"
@@ -174,6 +198,7 @@ block_size = 4096
 uuid = "07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5"
 nguid = "000102030405060708090a0b0c0d0e0f"
 eui64 = "0102030405060708"
+ana_group = 9
 [[subsystem.namespace]]
 device = "/dev/sdz"
 read_only = true
@@ -204,6 +229,7 @@ remote_invalidate = false
 keep_alive_granularity = 500
 cntlid_min = 10
 cntlid_max = 20
+state_dir = "/var/lib/x"
 log = "debug"
 "#;
 

@@ -4,8 +4,10 @@ use std::fmt;
 
 use super::protocol::Failure;
 use crate::backend::Source;
-use crate::config::{Addition, Bytes, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
-use crate::target::Target;
+use crate::config::{
+    Addition, AnaSpec, Bytes, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, ana_state_name,
+};
+use crate::target::{AnaState, Target};
 
 /// One step. [`Change::inverse`] takes it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,10 @@ pub enum Change {
     RemoveHost(String, String),
     /// Whether any host may connect to the subsystem of this NQN.
     AllowAnyHost(String, bool),
+    /// ANA states of the subsystem of this NQN, from these to those.
+    Ana(String, Vec<AnaSpec>, Vec<AnaSpec>),
+    /// The ANA group of a namespace of the subsystem of this NQN, from the one to the other.
+    AnaGroup(String, u32, u32, u32),
     /// An address to listen on.
     AddListener(ListenAddress),
     /// The same, away.
@@ -42,6 +48,8 @@ impl Change {
             Self::AllowHost(nqn, host) => Self::RemoveHost(nqn, host),
             Self::RemoveHost(nqn, host) => Self::AllowHost(nqn, host),
             Self::AllowAnyHost(nqn, allow) => Self::AllowAnyHost(nqn, !allow),
+            Self::Ana(nqn, from, to) => Self::Ana(nqn, to, from),
+            Self::AnaGroup(nqn, nsid, from, to) => Self::AnaGroup(nqn, nsid, to, from),
             Self::AddListener(listener) => Self::RemoveListener(listener),
             Self::RemoveListener(listener) => Self::AddListener(listener),
         }
@@ -67,6 +75,21 @@ impl Change {
             Self::AllowHost(nqn, host) => target.allow_host(nqn, host)?,
             Self::RemoveHost(nqn, host) => target.remove_host(nqn, host)?,
             Self::AllowAnyHost(nqn, allow) => target.set_allow_any_host(nqn, *allow)?,
+            Self::Ana(nqn, from, to) => {
+                let optimized = from.iter().map(|one| AnaSpec { state: AnaState::Optimized, ..one.clone() });
+                let kept =
+                    |one: &AnaSpec| to.iter().any(|other| other.group == one.group && other.listener == one.listener);
+                for one in optimized.filter(|one| !kept(one)) {
+                    // A listener that is gone has no state to take back.
+                    let listener = one.listener.as_ref().map(resolve).transpose()?;
+                    let _ = target.set_ana_state(nqn, one.group, listener, one.state);
+                }
+                for one in to {
+                    let listener = one.listener.as_ref().map(resolve).transpose()?;
+                    target.set_ana_state(nqn, one.group, listener, one.state)?;
+                }
+            }
+            Self::AnaGroup(nqn, nsid, _, group) => target.set_ana_group(nqn, *nsid, *group)?,
             Self::AddListener(listener) => target.add_listener(resolve(listener)?, listener.tos)?,
             Self::RemoveListener(listener) => target.remove_listener(resolve(listener)?)?,
         }
@@ -91,6 +114,18 @@ impl fmt::Display for Change {
             Self::RemoveHost(nqn, host) => write!(f, "- host {host} of {nqn}"),
             Self::AllowAnyHost(nqn, true) => write!(f, "+ any host of {nqn}"),
             Self::AllowAnyHost(nqn, false) => write!(f, "- any host of {nqn}"),
+            Self::Ana(nqn, _, to) => {
+                write!(f, "~ ANA states of {nqn}:")?;
+                if to.is_empty() {
+                    return f.write_str(" all optimized");
+                }
+                to.iter().try_for_each(|one| {
+                    let listener =
+                        one.listener.as_ref().map_or_else(|| "all listeners".to_owned(), ToString::to_string);
+                    write!(f, " group {} through {listener} {};", one.group, ana_state_name(one.state))
+                })
+            }
+            Self::AnaGroup(nqn, nsid, from, to) => write!(f, "~ namespace {nsid} of {nqn}: ANA group {from} -> {to}"),
             Self::AddListener(listener) => write!(f, "+ listener {listener}"),
             Self::RemoveListener(listener) => write!(f, "- listener {listener}"),
         }
@@ -131,7 +166,8 @@ pub fn plan(old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
     let (before, after) = (listeners(old), listeners(new));
     let missing = |all: &[ListenAddress], one: &ListenAddress| !all.iter().any(|other| same_listener(other, one));
     gone.extend(before.iter().filter(|one| missing(&after, one)).cloned().map(Change::RemoveListener));
-    come.extend(after.iter().filter(|one| missing(&before, one)).cloned().map(Change::AddListener));
+    // ANA states may name a listener.
+    gone.extend(after.iter().filter(|one| missing(&before, one)).cloned().map(Change::AddListener));
     gone.append(&mut come);
     Ok(gone)
 }
@@ -144,6 +180,15 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     gone.extend(left.map(|one| Change::RemoveNamespace(nqn.clone(), one.clone())));
     let new = after.namespaces.iter().filter(|one| !kept(&before.namespaces, one));
     come.extend(new.map(|one| Change::AddNamespace(nqn.clone(), one.clone())));
+    for after in &after.namespaces {
+        let same = before.namespaces.iter().find(|before| same_namespace(before, after));
+        if let Some(before) = same.filter(|before| before.ana_group != after.ana_group) {
+            come.push(Change::AnaGroup(nqn.clone(), after.nsid, before.ana_group, after.ana_group));
+        }
+    }
+    if before.ana != after.ana {
+        come.push(Change::Ana(nqn.clone(), before.ana.clone(), after.ana.clone()));
+    }
     // Hosts that stay must be on the list before "any" goes, and hosts that go are refused after it went.
     let new = after.hosts.iter().filter(|host| !before.hosts.contains(host));
     come.extend(new.map(|host| Change::AllowHost(nqn.clone(), host.clone())));
@@ -154,9 +199,10 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     come.extend(left.map(|host| Change::RemoveHost(nqn.clone(), host.clone())));
 }
 
-/// Places in a file do not matter.
+/// Places in a file do not matter, and what can change while it is served.
 fn same_namespace(a: &NamespaceSpec, b: &NamespaceSpec) -> bool {
-    NamespaceSpec { line: None, ..a.clone() } == NamespaceSpec { line: None, ..b.clone() }
+    let bare = |one: &NamespaceSpec| NamespaceSpec { line: None, ana_group: 1, ..one.clone() };
+    bare(a) == bare(b)
 }
 
 fn same_listener(a: &ListenAddress, b: &ListenAddress) -> bool {
@@ -210,6 +256,22 @@ mod tests {
     }
 
     #[test]
+    fn ana_changes_leave_the_namespace_where_it_is() {
+        let ana = |group: u32, state: &str| format!("[[subsystem.ana]]\ngroup = {group}\nstate = \"{state}\"");
+        let old = config(&subsystem("a", &ana(2, "inaccessible"), &["null = \"1G\""]), "");
+        let new = config(&subsystem("a", &ana(3, "non-optimized"), &["null = \"1G\"\nana_group = 2"]), "");
+        let nqn = "nqn.2024-01.io.example:a";
+        let expected = [
+            format!("~ namespace 1 of {nqn}: ANA group 1 -> 2"),
+            format!("~ ANA states of {nqn}: group 3 through all listeners non-optimized;"),
+        ];
+        assert_eq!(steps(&old, &new), expected);
+        let back: Vec<Change> = plan(&old, &new).unwrap().iter().map(Change::inverse).collect();
+        assert_eq!(back.iter().rev().cloned().collect::<Vec<_>>().len(), plan(&new, &old).unwrap().len());
+        assert!(plan(&new, &old).unwrap().iter().all(|change| back.contains(change)));
+    }
+
+    #[test]
     fn nothing_differs_from_itself() {
         let one = config(&subsystem("a", "", &["null = \"1G\"", "file = \"/x\""]), "");
         let moved = config(&format!("\n\n{}", subsystem("a", "", &["null = \"1G\"", "file = \"/x\""])), "");
@@ -236,8 +298,8 @@ mod tests {
                 "- namespace 2 of nqn.2024-01.io.example:a: file /x",
                 "- subsystem nqn.2024-01.io.example:b (1 namespaces)",
                 "- listener 192.0.2.1:4420",
-                "+ subsystem nqn.2024-01.io.example:c (1 namespaces)",
                 "+ listener 192.0.2.2:4420",
+                "+ subsystem nqn.2024-01.io.example:c (1 namespaces)",
             ]
         );
         for change in &changes {

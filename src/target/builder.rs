@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nvme::registry::{
-    Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Registry, RegistryConfig,
+    AnaState, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Registry, RegistryConfig,
 };
 use tracing::{error, info};
 use uuid::Uuid;
@@ -63,12 +64,23 @@ pub struct NamespaceSpec {
     pub eui64: [u8; 8],
     /// Refuse writes.
     pub read_only: bool,
+    /// ANA group, 1 to 128.
+    pub ana_group: u32,
 }
 
 impl NamespaceSpec {
     /// A namespace with derived identifiers and the smallest LBA size.
     pub fn new(nsid: u32, backend: Arc<dyn Backend>) -> Self {
-        Self { nsid, backend, block_size: None, uuid: None, nguid: [0; 16], eui64: [0; 8], read_only: false }
+        Self {
+            nsid,
+            backend,
+            block_size: None,
+            uuid: None,
+            nguid: [0; 16],
+            eui64: [0; 8],
+            read_only: false,
+            ana_group: 1,
+        }
     }
 }
 
@@ -87,6 +99,19 @@ pub struct SubsystemSpec {
     pub hosts: Vec<String>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceSpec>,
+    /// How well groups of its namespaces are reached at first, where not optimally.
+    pub ana: Vec<AnaSpec>,
+}
+
+/// How well a group of namespaces is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnaSpec {
+    /// The group, 1 to 128.
+    pub group: u32,
+    /// Through which listener; `None` = all that are there.
+    pub listener: Option<SocketAddr>,
+    /// How well.
+    pub state: AnaState,
 }
 
 impl SubsystemSpec {
@@ -99,6 +124,7 @@ impl SubsystemSpec {
             allow_any_host: true,
             hosts: Vec::new(),
             namespaces: Vec::new(),
+            ana: Vec::new(),
         }
     }
 
@@ -300,11 +326,14 @@ impl TargetBuilder {
             }
             served.push((subsystem.nqn.clone(), namespaces));
         }
-        for (portid, (address, _)) in (1..).zip(&self.listeners) {
-            let listener = Listener { addr: *address, portid, provider: RdmaProvider::RoceV2 };
+        for (address, _) in &self.listeners {
+            let listener = Listener { addr: *address, portid: 0, provider: RdmaProvider::RoceV2 };
             registry
                 .add_listener(listener)
                 .map_err(|error| TargetError::new(format!("listener {address}"), error, ""))?;
+        }
+        for subsystem in &self.subsystems {
+            set_first_states(&mut registry, subsystem)?;
         }
         // Reactors are made with all of this: there is nothing to tell them.
         while registry.poll_event().is_some() {}
@@ -404,6 +433,19 @@ fn open_keeper(folder: &Path) -> Result<Keeper, TargetError> {
         let remedy = "name a folder that the user that farside runs as can write to";
         TargetError::new(format!("state_dir {}", folder.display()), error, remedy)
     })
+}
+
+/// The ANA states that a subsystem starts with; listeners are there.
+pub(super) fn set_first_states(registry: &mut Registry, subsystem: &SubsystemSpec) -> Result<(), TargetError> {
+    let id = nvme::Nqn::lenient(&subsystem.nqn).ok().and_then(|nqn| registry.find_subsystem(&nqn));
+    let Some(id) = id else { return Ok(()) };
+    for AnaSpec { group, listener, state } in &subsystem.ana {
+        registry.set_ana_state(id, *group, *listener, *state, Duration::ZERO).map_err(|error| {
+            let remedy = "name a group that there is, and a listener as it is configured";
+            TargetError::new(format!("ANA group {group} of {}", subsystem.nqn), error, remedy)
+        })?;
+    }
+    Ok(())
 }
 
 /// A checked description.
@@ -565,6 +607,7 @@ pub(super) fn namespace_config(
         compare: true,
         verify: true,
         copy: true,
+        ana_group: spec.ana_group,
         reservations: true,
         persistent: keeper.is_some(),
         kept,

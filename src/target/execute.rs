@@ -333,10 +333,11 @@ impl<P: Provider> Reactor<P> {
             let connected = control.registry.connect(&context, command, data, now)?;
             control.queues.entry(connected.ctrl).or_default().push(reference);
             let fence = control.fence(connected.subsystem, host_id);
-            Ok((connected, fence))
+            let portid = control.registry.port_of(context.local);
+            Ok((connected, fence, portid))
         });
         match outcome {
-            Ok((connected, fence)) => {
+            Ok((connected, fence, portid)) => {
                 let queue = &mut self.queues[at as usize];
                 let (peer, cntlid, reactor) = (queue.peer, connected.cntlid, self.index);
                 if connected.qid != 0 {
@@ -346,7 +347,7 @@ impl<P: Provider> Reactor<P> {
                 }
                 let place = self.namespaces.place(connected.subsystem);
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
-                let sender = Sender { hostid: host_id };
+                let sender = Sender { hostid: host_id, portid };
                 queue.association = Some(Association { ctrl, subsystem, place, sender, fence });
                 queue.sq_entries = u32::from(connected.sqsize) + 1;
                 queue.no_sqhd = connected.sq_flow_control_disabled;

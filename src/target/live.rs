@@ -16,7 +16,7 @@ use nvme::nqn::Nqn;
 use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig, SubsystemId};
 use uuid::Uuid;
 
-use super::builder::{NamespaceSpec, SubsystemSpec, Target, TargetError, namespace_config};
+use super::builder::{NamespaceSpec, SubsystemSpec, Target, TargetError, namespace_config, set_first_states};
 use super::locks::NamespaceKey;
 use super::namespace::{IoCounters, Published};
 use super::reactor::Reactor;
@@ -214,6 +214,7 @@ impl Target {
         let id = added.map_err(|error| refused(format!("subsystem {}", spec.nqn), error))?;
         let mut namespaces = spec.namespaces.iter();
         let added = namespaces.try_for_each(|namespace| self.open_namespace(id, &spec.nqn, namespace));
+        let added = added.and_then(|()| self.control(|control| set_first_states(&mut control.registry, spec)));
         if added.is_err() {
             let _ = self.close_subsystem(id, &spec.nqn);
         }
@@ -473,9 +474,7 @@ impl Target {
         }
         self.ask_control(address, |answer| ControlMessage::Listen { address, tos, answer })?;
         let added = self.control(|control| {
-            let taken = control.registry.listeners().iter().map(|listener| listener.portid).max();
-            let portid = taken.unwrap_or(0).wrapping_add(1).max(1);
-            control.registry.add_listener(Listener { addr: address, portid, provider: RdmaProvider::RoceV2 })
+            control.registry.add_listener(Listener { addr: address, portid: 0, provider: RdmaProvider::RoceV2 })
         });
         added.map_err(refused)
     }

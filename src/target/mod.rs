@@ -44,10 +44,10 @@ mod simulated;
 mod teardown;
 mod ticket;
 
-pub use builder::{NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
+pub use builder::{AnaSpec, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
 pub use counters::{Counters, IoTotals};
 pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus};
-pub use nvme::registry::WriteProtection;
+pub use nvme::registry::{AnaState, WriteProtection};
 pub use options::{MemoryPlan, Options};
 #[cfg(test)]
 pub(crate) use simulated::SimTarget;

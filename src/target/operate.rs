@@ -2,12 +2,13 @@
 //!
 //! A method returns when the change holds on every reactor; one that is refused leaves everything as it was.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use nvme::Nqn;
-use nvme::registry::{ConfigError, Drain, Registry, SubsystemId, WriteProtection};
+use nvme::registry::{AnaState, ConfigError, Drain, Registry, SubsystemId, WriteProtection};
 
 use super::builder::{Target, TargetError};
 use super::keeper::Keeper;
@@ -109,6 +110,40 @@ impl Target {
         self.registry(nqn, |registry| registry.set_write_protection(key.0, nsid, state))?;
         self.running.settle(key, Drain::Writes);
         self.running.keep(key)
+    }
+
+    /// Says how well a group of a subsystem's namespaces is reached through a listener, or through all of them. Returns when that
+    /// holds; where the group is not to be reached any more, when the commands in progress on it have ended.
+    ///
+    /// # Errors
+    /// There is no such subsystem, group or listener.
+    pub fn set_ana_state(
+        &self,
+        nqn: &str,
+        group: u32,
+        listener: Option<SocketAddr>,
+        state: AnaState,
+    ) -> Result<(), TargetError> {
+        let (id, now) = (self.subsystem(nqn)?, self.running.now());
+        let nsids = self.registry(nqn, |registry| {
+            registry.set_ana_state(id, group, listener, state, now)?;
+            Ok(registry.namespaces_of_group(id, group))
+        })?;
+        let reached = matches!(state, AnaState::Optimized | AnaState::NonOptimized);
+        let drain = if reached { Drain::Nothing } else { Drain::Everything };
+        nsids.into_iter().for_each(|nsid| self.running.settle((id, nsid), drain.clone()));
+        Ok(())
+    }
+
+    /// Moves a namespace to another ANA group.
+    ///
+    /// # Errors
+    /// There is no such subsystem, namespace or group.
+    pub fn set_ana_group(&self, nqn: &str, nsid: u32, group: u32) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        self.registry(nqn, |registry| registry.set_ana_group(id, nsid, group))?;
+        self.running.settle((id, nsid), Drain::Nothing);
+        Ok(())
     }
 
     fn subsystem(&self, nqn: &str) -> Result<SubsystemId, TargetError> {

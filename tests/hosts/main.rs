@@ -14,6 +14,7 @@ mod raw_capsule;
 mod raw_connect;
 mod raw_fused;
 mod raw_limits;
+mod raw_paths;
 mod raw_reserve;
 mod raw_rewrite;
 mod raw_transfer;
@@ -91,6 +92,12 @@ macro_rules! every_scenario {
                 preempt_and_abort_in_random_disorder_lets_no_late_write_land,
                 preempted_hosts_are_notified_and_read_why,
                 reservations_and_write_protection_survive_a_new_start,
+            }
+            raw_paths {
+                ana_states_hold_for_their_listener_and_are_told,
+                ana_state_waits_for_commands_in_progress,
+                namespaces_move_between_ana_groups,
+                io_follows_the_ana_states_without_an_error,
             }
             raw_fused {
                 compare_and_write_writes_only_what_it_compared,

@@ -40,6 +40,8 @@ pub(crate) trait Rig: 'static {
     /// For one host: what it uses, and where it connects from.
     fn host(&self) -> (Arc<Self::P>, Option<IpAddr>);
     fn address(&self) -> SocketAddr;
+    /// One more address for the target, at each call.
+    fn another(&self) -> SocketAddr;
 }
 
 pub(crate) struct LocalRig {
@@ -65,6 +67,11 @@ impl Rig for LocalRig {
 
     fn address(&self) -> SocketAddr {
         "192.0.2.1:4420".parse().expect("an address")
+    }
+
+    fn another(&self) -> SocketAddr {
+        static NEXT: AtomicU64 = AtomicU64::new(2);
+        SocketAddr::from(([192, 0, 2, NEXT.fetch_add(1, Ordering::Relaxed) as u8], 4420))
     }
 }
 
@@ -99,6 +106,10 @@ impl Rig for SoftRig {
 
     fn address(&self) -> SocketAddr {
         SocketAddr::new(self.address.into(), 4420)
+    }
+
+    fn another(&self) -> SocketAddr {
+        SocketAddr::new(own_address().into(), 4420)
     }
 }
 

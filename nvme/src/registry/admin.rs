@@ -226,6 +226,7 @@ impl Controller {
             lid::DISCOVERY => {
                 self.log_read(Notice::DiscoveryLog, get.offset, get.retain, cx.events);
             }
+            lid::ANA => self.log_read(Notice::AsymmetricAccess, get.offset, get.retain, cx.events),
             lid::RESERVATION => {
                 let more = !get.retain && self.reservation_log.pop();
                 self.log_read(Notice::Reservation, get.offset, get.retain, cx.events);
@@ -269,6 +270,7 @@ impl Controller {
             lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery),
             lid::MI_EFFECTS => logs::mi_effects_page(),
             lid::RESERVATION => self.reservation_log.page(),
+            lid::ANA => subsystem.map(|s| s.ana_page(self.association.portid, get.lsp & 1 != 0)).unwrap_or_default(),
             _ => discovery::log_page(self, cx),
         })
     }

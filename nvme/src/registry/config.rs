@@ -39,6 +39,8 @@ pub struct RegistryConfig {
     pub max_namespaces: u32,
     /// Worst time for CSTS.RDY to follow CC.EN (CAP.TO, CRTO), in units of 500 ms.
     pub ready_timeout: u8,
+    /// Longest time that a group is between two ANA states (ANATT), in whole seconds.
+    pub ana_transition: Duration,
     /// Test hook: bytes laid over Identify data structures before they are sent, to see a host refuse them.
     pub identify_overrides: Vec<IdentifyOverride>,
 }
@@ -58,6 +60,7 @@ impl Default for RegistryConfig {
             cntlids: CNTLID_MIN..=CNTLID_MAX,
             max_namespaces: 1024,
             ready_timeout: 30,
+            ana_transition: Duration::from_secs(10),
             identify_overrides: Vec::new(),
         }
     }
@@ -88,6 +91,10 @@ impl RegistryConfig {
             (
                 !self.cntlids.is_empty() && *self.cntlids.start() >= CNTLID_MIN && *self.cntlids.end() <= CNTLID_MAX,
                 "cntlids: from 1 to 65519, not empty",
+            ),
+            (
+                (1..=127).contains(&self.ana_transition.as_secs()) && self.ana_transition.subsec_nanos() == 0,
+                "ana_transition: 1 to 127 whole seconds",
             ),
             (self.max_namespaces != 0 && self.max_namespaces < NSID_ALL - 1, "max_namespaces: from 1 to 4294967293"),
         ];
@@ -157,6 +164,8 @@ pub struct NamespaceConfig {
     pub verify: bool,
     /// Copy is supported.
     pub copy: bool,
+    /// ANA group (ANAGRPID), from 1; 0 takes the default group.
+    pub ana_group: u32,
     /// Reservations are supported.
     pub reservations: bool,
     /// The transport keeps [`NamespaceState`] through power loss.
@@ -199,7 +208,7 @@ pub struct NamespaceLimits {
 pub struct Listener {
     /// Where it listens. An unspecified address is advertised as the one that the reading host reached.
     pub addr: SocketAddr,
-    /// Port identifier (PORTID).
+    /// Port identifier (PORTID); 0 has the registry choose one, the same for an address that comes back.
     pub portid: u16,
     /// RDMA provider.
     pub provider: RdmaProvider,
@@ -264,6 +273,8 @@ pub enum ConfigError {
     BlockSize(u32),
     /// The size is zero, or more bytes than 64 bits count.
     Size(u64),
+    /// The ANA group is not one of 1 to 128.
+    AnaGroup(u32),
     /// This address has a listener.
     DuplicateListener(SocketAddr),
     /// There is no listener at this address.
@@ -293,6 +304,7 @@ impl fmt::Display for ConfigError {
             Self::ZeroUuid => f.write_str("the UUID is all zero"),
             Self::BlockSize(size) => write!(f, "block size {size} is neither 512 nor 4096"),
             Self::Size(blocks) => write!(f, "a size of {blocks} blocks is not possible"),
+            Self::AnaGroup(group) => write!(f, "ANA group {group} is not one of 1 to {}", crate::ana::MAX_GROUPS),
             Self::DuplicateListener(addr) => write!(f, "listener {addr} exists twice"),
             Self::NoSuchListener(addr) => write!(f, "there is no listener {addr}"),
         }

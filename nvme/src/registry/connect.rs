@@ -167,6 +167,7 @@ impl Registry {
             hostnqn: peer.hostnqn,
             hostid: peer.hostid,
             local: queue.local,
+            portid: self.port_of(queue.local),
             kato: connect.kato,
         };
         Ok((self.insert(association, now), subsystem, cntlid))

@@ -160,10 +160,11 @@ impl Registry {
     ///
     /// # Errors
     /// It is there already.
-    pub fn add_listener(&mut self, listener: Listener) -> Result<(), ConfigError> {
+    pub fn add_listener(&mut self, mut listener: Listener) -> Result<(), ConfigError> {
         if self.listeners.iter().any(|l| l.addr == listener.addr) {
             return Err(ConfigError::DuplicateListener(listener.addr));
         }
+        self.assign_port(&mut listener);
         self.listeners.push(listener);
         self.discovery_changed();
         Ok(())
@@ -191,11 +192,19 @@ impl Registry {
     /// Publishes a namespace and tells the hosts, but for the controller that asked for the change and knows.
     fn namespace_changed_by(&mut self, id: SubsystemId, nsid: u32, by: Option<ControllerId>) {
         self.events.push_back(Event::Publish { subsystem: id, nsid });
+        let grouped = |subsystem: &Subsystem| subsystem.namespaces.get(&nsid).map(|found| found.config.ana_group);
+        let regrouped = self.subsystems.get_mut(&id).is_some_and(|subsystem| {
+            let group = grouped(subsystem);
+            subsystem.ana.place(nsid, group)
+        });
         for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
             if controller.association.subsystem == id && Some(controller.id) != by {
                 controller.changed.add(nsid);
                 controller.notify(Notice::NamespaceAttribute, &mut self.events);
             }
+        }
+        if regrouped {
+            self.notify_ana(id);
         }
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Association {
     pub(crate) hostid: [u8; 16],
     /// Address that the host reached us at.
     pub(crate) local: SocketAddr,
+    /// Port that it stands for.
+    pub(crate) portid: u16,
     pub(crate) kato: Option<Duration>,
 }
 

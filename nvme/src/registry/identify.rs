@@ -9,6 +9,7 @@ use super::controller::Controller;
 use super::subsystem::{Namespace, Subsystem};
 use crate::admin::{Identify, Refused, location};
 use crate::aer;
+use crate::ana::MAX_GROUPS;
 use crate::command::NSID_ALL;
 use crate::features;
 use crate::io::IoLimits;
@@ -171,6 +172,7 @@ fn namespace(namespace: &Namespace, io: &IoLimits) -> Vec<u8> {
         id.msrc = u8::try_from(io.copy_ranges.saturating_sub(1)).unwrap_or(u8::MAX);
     }
     id.rescap = rescap(config);
+    id.anagrpid.set(config.ana_group);
     id.nsattr = u8::from(namespace.is_read_only());
     id.nguid = config.nguid;
     id.eui64 = config.eui64;
@@ -197,6 +199,7 @@ fn independent(namespace: &Namespace) -> Vec<u8> {
     }
     id.nmic = NMIC_SHARED;
     id.rescap = rescap(config);
+    id.anagrpid.set(config.ana_group);
     id.nsattr = u8::from(namespace.is_read_only());
     id.nstat = NSTAT_READY;
     id.as_bytes().to_vec()
@@ -250,7 +253,11 @@ fn io_controller(controller: &Controller, subsystem: &Subsystem, config: &Regist
     let mut id = controller_base(controller, config);
     id.sn = subsystem.serial;
     id.mn = subsystem.model;
-    id.cmic = CMIC_MULTIPLE_PORTS | CMIC_MULTIPLE_CONTROLLERS;
+    id.cmic = CMIC_MULTIPLE_PORTS | CMIC_MULTIPLE_CONTROLLERS | CMIC_ANA;
+    id.anatt = u8::try_from(config.ana_transition.as_secs()).unwrap_or(u8::MAX);
+    id.anacap = ANACAP_ALL_STATES;
+    id.anagrpmax.set(MAX_GROUPS);
+    id.nanagrpid.set(MAX_GROUPS);
     id.cntrltype = 1;
     id.frmw = FRMW_ONE_READ_ONLY_SLOT;
     id.lpa |= LPA_COMMAND_EFFECTS | LPA_MISCELLANEOUS;
@@ -325,6 +332,8 @@ const NSTAT_READY: u8 = 1;
 
 const CMIC_MULTIPLE_PORTS: u8 = 1;
 const CMIC_MULTIPLE_CONTROLLERS: u8 = 1 << 1;
+const CMIC_ANA: u8 = 1 << 3;
+const ANACAP_ALL_STATES: u8 = 0x1f;
 const CTRATT_HOSTID_128: u32 = 1;
 const CTRATT_TBKAS: u32 = 1 << 6;
 const FRMW_ONE_READ_ONLY_SLOT: u8 = 1 | 1 << 1;

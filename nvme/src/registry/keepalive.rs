@@ -16,12 +16,14 @@ impl Registry {
             .iter()
             .filter_map(|slot| slot.tenant.as_ref())
             .filter_map(|controller| controller.deadline(&self.config))
+            .chain(self.subsystems.values().filter_map(|subsystem| subsystem.ana.deadline()))
             .min()
     }
 
     /// Ends the controllers that were silent for too long. `last_activity` tells when the last command arrived on any
     /// queue of a controller, as far as the transport knows. Calling it early or often does no harm.
     pub fn handle_timeout(&mut self, now: Duration, last_activity: &dyn Fn(ControllerId) -> Option<Duration>) {
+        self.expire_transitions(now);
         let Self { config, slots, events, .. } = self;
         let expired = |deadline: Option<Duration>| deadline.is_some_and(|at| at <= now);
         for controller in slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {

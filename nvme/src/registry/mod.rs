@@ -19,11 +19,13 @@ mod discovery;
 mod identify;
 mod keepalive;
 mod namespace_features;
+mod paths;
 mod reserve;
 mod subsystem;
 #[cfg(test)]
 mod tests;
 
+use core::net::SocketAddr;
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,6 +38,7 @@ use crate::nqn::Nqn;
 use crate::reservation::HostId;
 use crate::status::Status;
 
+pub use crate::ana::AnaState;
 pub use config::{
     ConfigError, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider,
     RegistryConfig, SubsystemConfig,
@@ -252,6 +255,8 @@ pub struct ControllerInfo {
     pub hostid: HostId,
     /// Keep alive timeout as it is applied.
     pub kato: Option<Duration>,
+    /// Port that the host came by.
+    pub portid: u16,
     /// I/O queues that are connected.
     pub io_queues: usize,
     /// It is being torn down.
@@ -265,6 +270,8 @@ pub struct Registry {
     subsystems: BTreeMap<SubsystemId, Subsystem>,
     next_subsystem: u32,
     listeners: Vec<Listener>,
+    /// Port identifiers by address, also of listeners that are gone.
+    ports: BTreeMap<SocketAddr, u16>,
     /// Generation counter (GENCTR) of the discovery log.
     genctr: u64,
     slots: Vec<Slot>,
@@ -306,6 +313,7 @@ impl Registry {
             subsystems: BTreeMap::new(),
             next_subsystem: 1,
             listeners: Vec::new(),
+            ports: BTreeMap::new(),
             genctr: 1,
             slots: Vec::new(),
             events: VecDeque::new(),
@@ -396,7 +404,7 @@ impl Registry {
     /// What keeps commands out of a namespace, for publication with its view; `None` when nothing does.
     #[must_use]
     pub fn namespace_gate(&self, subsystem: SubsystemId, nsid: u32) -> Option<Gate> {
-        self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.gate()
+        self.subsystems.get(&subsystem)?.gate(nsid)
     }
 
     /// UUID of a namespace.
@@ -464,6 +472,7 @@ fn info(controller: &Controller) -> ControllerInfo {
         hostnqn: association.hostnqn.clone(),
         hostid: association.hostid,
         kato: controller.features.kato(),
+        portid: association.portid,
         io_queues: controller.io_queues.len(),
         dying: controller.is_dying(),
     }

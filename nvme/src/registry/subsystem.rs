@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::config::{ConfigError, NamespaceConfig, NamespaceState, RegistryConfig, SubsystemConfig, is_printable};
+use super::paths::{DEFAULT_GROUP, check_group};
+use crate::ana::AnaStates;
 use crate::gate::Gate;
 use crate::io::NamespaceView;
 use crate::logs::{IoCounters, NamespaceCommands};
@@ -20,6 +22,7 @@ pub(crate) struct Subsystem {
     pub(crate) hosts: BTreeSet<Nqn>,
     pub(crate) namespaces: BTreeMap<u32, Namespace>,
     pub(crate) counters: IoCounters,
+    pub(crate) ana: AnaStates,
 }
 
 /// A namespace, checked.
@@ -84,7 +87,21 @@ impl Subsystem {
             hosts: hosts.collect::<Result<_, _>>()?,
             namespaces: BTreeMap::new(),
             counters: IoCounters::default(),
+            ana: AnaStates::default(),
         })
+    }
+
+    /// What keeps hosts out of a namespace; `None` when nothing does.
+    pub(crate) fn gate(&self, nsid: u32) -> Option<Gate> {
+        let namespace = self.namespaces.get(&nsid)?;
+        let unreached = self.ana.refusals(namespace.config.ana_group);
+        let gate = Gate { reservation: namespace.reservations.guard(), unreached };
+        (!gate.is_open()).then_some(gate)
+    }
+
+    /// The ANA log page as a port sees it.
+    pub(crate) fn ana_page(&self, port: u16, groups_only: bool) -> Vec<u8> {
+        self.ana.page(port, groups_only, |_| true)
     }
 
     pub(crate) fn allows(&self, hostnqn: &Nqn) -> bool {
@@ -122,6 +139,10 @@ impl Namespace {
             size => return Err(ConfigError::BlockSize(size)),
         };
         check_size(config.blocks, block_shift)?;
+        if config.ana_group == 0 {
+            config.ana_group = DEFAULT_GROUP;
+        }
+        check_group(config.ana_group)?;
         let kept = core::mem::take(&mut config.kept);
         let protection = if kept.write_protected { WriteProtection::Protected } else { WriteProtection::None };
         let reservations = kept.reservations.map(Reservations::restored).unwrap_or_default();
@@ -160,12 +181,6 @@ impl Namespace {
             reservations: self.config.reservations,
             persistent: self.config.persistent,
         }
-    }
-
-    /// What keeps hosts out; `None` when nothing does.
-    pub(crate) fn gate(&self) -> Option<Gate> {
-        let gate = Gate { reservation: self.reservations.guard() };
-        (!gate.is_open()).then_some(gate)
     }
 
     /// What is to be kept through power loss.

@@ -30,9 +30,11 @@ fn controller_passes_every_gate_of_the_linux_host() {
     assert_eq!(u32_at(&id, 536), 0x14_0005, "SGLS: supported, keyed, longer, offset");
     assert_eq!(u32_at(&id, 516), 1024, "NN");
     assert_eq!(u32_at(&id, 540), 1024, "MNAN is set and not above NN");
-    assert_eq!(id[76], 3, "CMIC: ports and controllers");
+    assert_eq!(id[76], 0xb, "CMIC: ports, controllers, ANA");
+    assert_eq!((id[342], id[343]), (10, 0x1f), "ANATT ANACAP");
+    assert_eq!((u32_at(&id, 344), u32_at(&id, 348)), (128, 128), "ANAGRPMAX NANAGRPID");
     assert_eq!(id[525], 5, "VWC: present, no broadcast");
-    assert_eq!(u32_at(&id, 92), 0x100, "OAES");
+    assert_eq!(u32_at(&id, 92), 0x900, "OAES");
     assert_eq!(u32_at(&id, 96), 0x41, "CTRATT: 128-bit host identifier, TBKAS");
 }
 
@@ -197,7 +199,7 @@ fn command_set_structures_are_for_the_nvm_set_alone() {
         assert_eq!(bench.data(ctrl, &zoned), Err(Status::INVALID_FIELD.dnr()));
     }
     let independent = bench.identify(ctrl, 8, 1).unwrap();
-    assert_eq!(independent[..16], [0, 1, 0xfe, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "ready, cached");
+    assert_eq!(independent[..16], [0, 1, 0xfe, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "ready, cached");
     let uncached = NamespaceConfig { volatile_write_cache: false, ..namespace(9) };
     bench.registry.add_namespace(bench.subsystem, uncached).unwrap();
     assert_eq!(bench.identify(ctrl, 8, 9).unwrap()[0], 0x20);

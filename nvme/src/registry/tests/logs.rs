@@ -9,7 +9,8 @@ fn pages_are_those_that_the_supported_page_lists() {
     let mut bench = Bench::new();
     let io = bench.host();
     let discovery = bench.discovery_host();
-    for (ctrl, expected) in [(io, &[0u32, 1, 2, 3, 4, 5, 0x12, 0x13, 0x80][..]), (discovery, &[0, 1, 0x12, 0x70])] {
+    for (ctrl, expected) in [(io, &[0u32, 1, 2, 3, 4, 5, 0x0c, 0x12, 0x13, 0x80][..]), (discovery, &[0, 1, 0x12, 0x70])]
+    {
         let supported = bench.log(ctrl, 0, false, 0, 1024).unwrap();
         for lid in 0..=0xffu32 {
             let listed = supported[usize::try_from(lid).unwrap() * 4] == 1;

@@ -11,6 +11,7 @@ mod keepalive;
 mod lifecycle;
 mod logs;
 mod namespace_features;
+mod paths;
 mod reserve;
 
 use core::net::SocketAddr;
