@@ -140,6 +140,11 @@ def eight_controllers_of_one_host_work_at_once(lab):
         "eight", filename=":".join(disks), rw="randwrite", bs="8k", size=32 * MIB, iodepth=32, verify="crc32c",
     )  # fmt: skip
     done.moved_exactly(write=32 * MIB, read=32 * MIB)
+    if lab.is_farside:
+        held = target.figures()
+        equal("controllers and queues by the target's count", (held.controllers, held.queues), (8, 8 * 5))
+        written = sum(held.written(subsystem.nqn) for subsystem in subsystems)
+        equal("bytes written by the target's count", written, 32 * MIB)
     for n, disk in enumerate(disks):
         same = sha256(disk, length=16 * MIB, direct=True)
         equal(f"checksum of disk {n}", sha256(subsystems[n].namespaces[0].path, length=16 * MIB), same)

@@ -69,7 +69,7 @@ def _served(lab, mapped: Mapped, **connect):
     return target, controller
 
 
-@case(list="all", timeout=240, allow=DISK_ERRORS)
+@case(timeout=240, allow=DISK_ERRORS)
 def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
     """Keep-alive 5 s: the controller answers keep-alives, a new connect, and commands of other namespaces meanwhile."""
     mapped = Mapped(lab)

@@ -49,7 +49,7 @@ def a_vlan_interface_is_served(lab):
     true("nobody listens on the other address", nvmecli.connect_is_refused(target.subsystems[0].nqn, lab.address))
 
 
-@case(list="all", providers=FARSIDE, allow=(*REFUSED, *RESET, (r"Duplicate cntlid \d+ with nvme\d+, subsys", "the refusal that the case asks for")))
+@case(providers=FARSIDE, allow=(*REFUSED, *RESET, (r"Duplicate cntlid \d+ with nvme\d+, subsys", "the refusal that the case asks for")))
 def two_targets_of_one_subsystem_need_controller_ids_of_their_own(lab):
     """Two processes, as on two machines, serve the same subsystem: the host refuses a controller ID that it has already."""
     subsystem = Subsystem(NQN + "disk1", [Namespace(1, "null", size=64 * MIB, uuid="6d1a0a2e-6e51-4c0e-9a8e-1f8f5b1b7c02")])
@@ -77,7 +77,7 @@ def second_device(lab) -> str:
     return "192.168.80.1"
 
 
-@case(list="all", providers=("verbs",), timeout=240, allow=RECONNECT)
+@case(providers=("verbs",), timeout=240, allow=RECONNECT)
 def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     """Deleting rxe2 waits until every process has let go of it: the target must, and must go on serving rxe0."""
     other = second_device(lab)

@@ -51,7 +51,7 @@ def rxe(lab, name: str, link: str, address: str) -> None:
     lab.undo(lambda: sh("rdma", "link", "delete", name) if f"link {name}/" in sh("rdma", "link") else None)
 
 
-@case(list="all", providers=("verbs",), timeout=300, programs=("verbs_pair",), allow=WRONG_ON_PURPOSE)
+@case(providers=("verbs",), timeout=300, programs=("verbs_pair",), allow=WRONG_ON_PURPOSE)
 def the_verbs_provider_passes_its_own_tests_on_rxe(lab):
     """Every operation, events, storms, and a device that is removed and added again three times."""
     link = veth(lab, "veth4")
@@ -80,7 +80,7 @@ def an_address_that_a_bond_changes_ends_listeners_and_connections(lab):
     equal("the active slave", read("/sys/class/net/bond7/bonding/active_slave"), slaves[1])
 
 
-@case(list="all", providers=FARSIDE, programs=("appliance",))
+@case(providers=FARSIDE, programs=("appliance",))
 def the_example_appliance_serves_a_kernel_host(lab):
     """Built on the public API alone: a disk, a frozen copy of it that takes no writes, and trim that gives blocks back."""
     target = FarsideTarget(
