@@ -25,18 +25,32 @@ def each_on_a_disk_of_its_own(pair, near_disk: str, far_disk: str, size: int, se
         equal(f"bytes that fio moved in guest {guest.name}", (moved["write"], moved["read"]), (size, size))
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400)
+def counts_agree(pair, connections: int, controllers: int, queues: int, written: dict) -> dict:
+    """The target's own figures are what the hosts did; {} of the kernel's target. Exact, unless a host had to connect again and
+    sent once more what was not answered: rxe ends a queue pair that retransmits (see `tests/README.md`)."""
+    figures = pair.call(pair.near, "target_figures")
+    if not figures:
+        return {}
+    held = (figures["controllers"], figures["queues"], figures["rejected"])
+    equal("controllers, queues and refused connections by the target's count", held, (controllers, queues, 0))
+    if figures["accepted"] == connections:
+        equal("bytes written by the target's count", figures["written"], written)
+    else:
+        at_least("connections by the target's count", figures["accepted"], connections)
+        for disk, least in written.items():
+            at_least(f"bytes written to {disk} by the target's count", figures["written"][disk], least)
+    return figures
+
+
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
     _, near_1 = pair.call(pair.near, "connect", 60, address=NEAR, subsystem=1)
     _, far_2 = pair.call(pair.far, "connect", 60, address=NEAR, subsystem=2)
     each_on_a_disk_of_its_own(pair, near_1, far_2, size)
-    figures = pair.call(pair.near, "target_figures")
+    figures = counts_agree(pair, 4, 2, 4, {"disk1": size, "disk2": size})
     if figures:
-        equal("controllers, queues and connections by the target's count",
-              [figures[what] for what in ("controllers", "queues", "accepted", "rejected")], [2, 4, 4, 0])  # fmt: skip
-        equal("bytes written by the target's count", figures["written"], {"disk1": size, "disk2": size})
         at_least("bytes read by the target's count", min(figures["read"].values()), size)
     equal("bytes of disk 2", pair.call(pair.near, "backing_sha256", 60, subsystem=1),
           pair.call(pair.far, "disk_sha256", 60, disk=far_2, length=size))  # fmt: skip
@@ -49,13 +63,10 @@ def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
     }
     equal("checksums of the shared disk, as either host and the file have it",
           sums, {pair.call(pair.near, "backing_sha256", 60)})  # fmt: skip
-    figures = pair.call(pair.near, "target_figures")
-    if figures:
-        equal("controllers and queues by the target's count", [figures["controllers"], figures["queues"]], [3, 6])
-        equal("bytes written by the target's count", figures["written"], {"disk1": 2 * size, "disk2": size})
+    counts_agree(pair, 6, 3, 6, {"disk1": 2 * size, "disk2": size})
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
@@ -78,7 +89,7 @@ def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
         at_least(f"bytes verified in guest {guest.name}", moved["read"], size)
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     """The far guest dies in the middle of its writes; two seconds later the near one connects as the same host."""
     size = 24 * MIB
@@ -136,7 +147,7 @@ WRITERS = {
 }
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
 def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
     """Three hosts' writes at once, each on a file system of its own: with fsync, with O_DSYNC, and with fsync to a target that
     answers Flush without doing it. That one has to lose something, or the others prove nothing."""
