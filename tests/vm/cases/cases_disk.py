@@ -9,7 +9,7 @@ from cases.registry import FARSIDE, case
 from guest import nvmecli
 from guest.fio import MIB, Running, fio
 from guest.lab import SCRATCH
-from guest.shell import equal, eventually, modprobe, run, sh, sha256, true, write
+from guest.shell import equal, eventually, modprobe, run, sh, true, write
 from guest.target import NQN, Namespace, Subsystem
 
 DISK_ERRORS = (
@@ -57,7 +57,7 @@ class Mapped:
         sh("dmsetup", "remove", "--retry", self.name)
 
 
-def _served(lab, mapped: Mapped, **connect):
+def served(lab, mapped: Mapped, **connect):
     good = lab.namespace(2, 32 * MIB)
     subsystem = Subsystem(NQN + "disk1", [Namespace(1, "device", mapped.device, mapped.size), good])
     # one more subsystem, so that a new connect can be tried: the tools refuse a second one to the first
@@ -69,38 +69,6 @@ def _served(lab, mapped: Mapped, **connect):
     return target, controller
 
 
-@case(timeout=240, allow=DISK_ERRORS)
-def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
-    """Keep-alive 5 s: the controller answers keep-alives, a new connect, and commands of other namespaces meanwhile."""
-    mapped = Mapped(lab)
-    target, controller = _served(lab, mapped, keep_alive_tmo=5, reconnect_delay=1, ctrl_loss_tmo=300)
-    disk = controller.disk(1)
-    job = Running("stall", filename=disk, rw="randwrite", bs="16k", size=48 * MIB, iodepth=8, verify="crc32c", loops=2)
-    lab.undo(job.stop)
-    lab.undo(mapped.resume)
-    eventually("fio writes", lambda: written(disk) > 2 * MIB, 30)
-    mapped.stall()
-    begun = time.monotonic()
-    time.sleep(15)
-    equal("state of the controller after three keep-alive periods", controller.state, "live")
-    fio("other", filename=controller.disk(2), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
-    # An Abort of a command that is not there: bit 0 of its result says that nothing was aborted.
-    said = run("nvme", "admin-passthru", controller.device, "--opcode=8", "--cdw10=0xfff00001", timeout=10)
-    true(f"an Abort is answered: {said.stdout}{said.stderr}", "00000001" in said.stdout + said.stderr)
-    second = nvmecli.connect_without_tools(target.subsystems[1].nqn, target.address, controller)
-    fio("new", filename=second.disk(), rw="randwrite", bs="8k", size=2 * MIB, iodepth=4, verify="crc32c")
-    second.delete()
-    while time.monotonic() - begun < 60:
-        time.sleep(1)
-        if lab.is_farside:
-            true("the target runs", target.running)
-    mapped.resume()
-    eventually("the controller is live", controller.live, 60)
-    job.wait(120).moved_at_least(write=2 * 48 * MIB, read=48 * MIB)
-    same = sha256(disk, length=64 * MIB, direct=True)
-    equal("checksum of the file and of the disk", sha256(mapped.path, length=64 * MIB), same)
-
-
 @case(timeout=240, providers=FARSIDE, allow=DISK_ERRORS)
 def the_host_aborts_what_a_stalled_disk_holds_and_recovers(lab):
     """The host's own time-out, 8 s here, aborts and then resets; the late writes do no harm."""
@@ -109,7 +77,7 @@ def the_host_aborts_what_a_stalled_disk_holds_and_recovers(lab):
     write(parameter, 8)
     lab.undo(write, parameter, before)
     mapped = Mapped(lab)
-    target, controller = _served(lab, mapped, reconnect_delay=1, ctrl_loss_tmo=300)
+    target, controller = served(lab, mapped, reconnect_delay=1, ctrl_loss_tmo=300)
     disk = controller.disk(1)
     job = Running("abort", filename=disk, rw="randwrite", bs="16k", size=48 * MIB, iodepth=8, verify="crc32c", loops=2)
     lab.undo(job.stop)
@@ -126,7 +94,7 @@ def the_host_aborts_what_a_stalled_disk_holds_and_recovers(lab):
 @case(timeout=120, allow=DISK_ERRORS)
 def a_disk_error_reaches_the_host_and_nothing_else_is_harmed(lab):
     mapped = Mapped(lab)
-    target, controller = _served(lab, mapped)
+    target, controller = served(lab, mapped)
     disk, good = controller.disk(1), controller.disk(2)
     fio("before", filename=disk, rw="write", bs="64k", size=16 * MIB, iodepth=4).moved_exactly(write=16 * MIB)
     half = mapped.size // 1024
