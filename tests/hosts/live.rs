@@ -73,6 +73,8 @@ pub(crate) fn removal_waits_for_commands_under_way<R: Rig>() {
     let setup = Setup::<R>::start();
     let target = setup.target.as_ref().expect("running");
     let (mut raw, _admin, io) = setup.ready();
+    // What came before is over, so that the one command that shows is this one.
+    until("nothing is under way", || target.counters().requests == 0);
     setup.faults.stall();
     raw.host.send(io, &Sqe::new(0).nsid(1).cid(77).0).expect("sent");
     until("the command is in the backend", || target.counters().requests == 1);
