@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvme::completion::Completion;
 use nvme::gate::Sender;
 use nvme::io::IoCommand;
-use nvme::registry::QueueContext as ConnectContext;
+use nvme::registry::{Drain, QueueContext as ConnectContext, SubsystemId};
 use nvme::status::Status;
 use tracing::{debug, info, warn};
 
@@ -15,7 +15,7 @@ use super::namespace::IoCounters;
 use super::queue::{Association, Life};
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
-use super::shared::{ControlMessage, QueueRef};
+use super::shared::{ControlMessage, Fence, QueueRef};
 use super::shutdown::is_shutdown;
 use crate::backend::{Io, IoData, IoDone, IoError, IoOp, Submit};
 use crate::mem::PAGE;
@@ -334,10 +334,14 @@ impl<P: Provider> Reactor<P> {
             control.queues.entry(connected.ctrl).or_default().push(reference);
             let fence = control.fence(connected.subsystem, host_id);
             let portid = control.registry.port_of(context.local);
-            Ok((connected, fence, portid))
+            let begins = connected.qid == 0;
+            let older =
+                if begins { control.older_life(connected.ctrl, connected.subsystem, host_id) } else { Vec::new() };
+            Ok((connected, fence, portid, older))
         });
         match outcome {
-            Ok((connected, fence, portid)) => {
+            Ok((connected, fence, portid, older)) => {
+                self.fence_off(connected.subsystem, &older, &fence);
                 let queue = &mut self.queues[at as usize];
                 let (peer, cntlid, reactor) = (queue.peer, connected.cntlid, self.index);
                 if connected.qid != 0 {
@@ -362,6 +366,16 @@ impl<P: Provider> Reactor<P> {
                 }
                 self.finish(id, completion, now);
             }
+        }
+    }
+
+    /// A host has begun a new life while an older one is not known to be over: on these namespaces its commands wait until the
+    /// writes that are in progress now have ended, or one of the old life could land after one of the new.
+    fn fence_off(&self, subsystem: SubsystemId, namespaces: &[u32], fence: &Arc<Fence>) {
+        for nsid in namespaces.iter().copied() {
+            fence.raise(nsid);
+            let fence = Arc::clone(fence);
+            self.shared.settle((subsystem, nsid), Drain::Writes, move || fence.lower(nsid));
         }
     }
 

@@ -127,6 +127,18 @@ impl Control {
         Arc::clone(self.fences.entry((subsystem, host_id)).or_default())
     }
 
+    /// The namespaces on which an older association of the same host may have writes in progress; none without such an
+    /// association. It may be another path of the same host, which then waits for nothing that it would not wait for anyway.
+    pub(crate) fn older_life(&self, ctrl: ControllerId, subsystem: SubsystemId, hostid: [u8; 16]) -> Vec<u32> {
+        let older = |one: &nvme::registry::ControllerInfo| {
+            one.ctrl != ctrl && one.subsystem == subsystem && one.hostid == hostid
+        };
+        if !self.registry.controllers().any(|one| older(&one)) {
+            return Vec::new();
+        }
+        self.published_of(subsystem).map(|(nsid, _)| nsid).collect()
+    }
+
     /// The next event to carry out. While a change is not known everywhere, only what makes it known.
     fn next_event(&mut self) -> Option<Event> {
         if self.changes == 0
