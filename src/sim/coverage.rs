@@ -104,7 +104,6 @@ impl Coverage {
             ("ghosts", counters.ghosts),
             ("retransmitted", counters.retransmitted),
             ("timeouts", counters.timeouts),
-            ("READ gaps", counters.read_gaps),
             ("sequence NAKs sent", counters.sequence_naks_sent),
             ("sequence NAKs received", counters.sequence_naks_received),
             ("RNR NAKs sent", counters.rnr_naks_sent),
@@ -116,6 +115,10 @@ impl Coverage {
             ("overflow", drops.overflow),
         ] {
             self.add(area, what, count);
+        }
+        // Only a target reads from its peer.
+        if area == "target's engine" {
+            self.add(area, "READ gaps", counters.read_gaps);
         }
     }
 
