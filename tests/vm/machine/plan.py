@@ -11,7 +11,7 @@ PROVIDERS = ("verbs", "soft", "nvmet")
 #: the kernel that runs the full list; the others run the short one
 MAIN_KERNEL = "6.12"
 #: topics that the software provider has passed often enough for every run; the others are in the list of everything
-PROVEN_ON_SOFT = ("backend", "cli", "disk", "host")
+PROVEN_ON_SOFT = ("backend", "cli", "host")
 
 
 def sessions(options) -> list[dict]:
