@@ -95,6 +95,18 @@ impl Mtu {
         })
     }
 
+    /// The next smaller one.
+    #[must_use]
+    pub const fn smaller(self) -> Option<Self> {
+        match self {
+            Self::B256 => None,
+            Self::B512 => Some(Self::B256),
+            Self::B1024 => Some(Self::B512),
+            Self::B2048 => Some(Self::B1024),
+            Self::B4096 => Some(Self::B2048),
+        }
+    }
+
     /// The largest path MTU whose packets fit a network device of `device_mtu` bytes
     /// with all headers. None when not even 256 bytes fit.
     #[must_use]

@@ -108,6 +108,8 @@ pub struct Reply {
     pub qpn: Qpn,
     /// The PSN that the peer wants us to start with.
     pub psn: Psn,
+    /// The path MTU: what we proposed, or less if the peer refused that.
+    pub mtu: Mtu,
     /// RDMA READs that we may have outstanding.
     pub initiator_depth: u8,
     /// RDMA READs that the peer will have outstanding.
@@ -159,6 +161,8 @@ struct Conn {
     local_qpn: Qpn,
     tid: u64,
     state: State,
+    /// The path MTU that was proposed.
+    mtu: Mtu,
     /// What is repeated until it is answered.
     pending: Option<Pending>,
 }
@@ -260,6 +264,7 @@ impl Agent {
             local_qpn: ask.qpn,
             tid,
             state: State::ReqSent,
+            mtu: ask.mtu,
             pending: None,
         };
         conn.send(now, &Message::Req(Box::new(req)), &mut self.out);
@@ -367,6 +372,7 @@ impl Agent {
                     pending.at = now + cm_time(mra.timeout).min(MAX_MRA);
                 }
             }
+            Message::Rej(rej) if rej.reason == reason::INVALID_MTU && self.ask_for_less(now, from, tid, &rej) => {}
             Message::Rej(rej) => self.handle_rej(from, &rej),
             Message::Dreq(ids, qpn) => self.handle_dreq(from, tid, ids, qpn),
             Message::Drep(ids) => {
@@ -475,6 +481,7 @@ impl Agent {
             local_qpn: Qpn::default(),
             tid,
             state: State::Requested,
+            mtu,
             pending: None,
         };
         self.conns.insert(id, conn);
@@ -506,6 +513,7 @@ impl Agent {
                 let reply = Reply {
                     qpn: rep.qpn,
                     psn: rep.psn,
+                    mtu: conn.mtu,
                     initiator_depth: rep.responder_resources,
                     responder_resources: rep.initiator_depth,
                     rnr_retry_count: rep.rnr_retry_count,
@@ -544,6 +552,29 @@ impl Agent {
             self.conns.remove(&local);
             self.events.push_back(event);
         }
+    }
+
+    /// The peer cannot have packets as large as were proposed: asks again. False when there is nothing smaller.
+    fn ask_for_less(&mut self, now: Duration, from: IpAddr, tid: u64, rej: &Rej) -> bool {
+        let next_tid = self.new_tid();
+        let Some(conn) = self.conns.get_mut(&rej.ids.remote) else { return false };
+        if conn.remote != from || conn.state != State::ReqSent {
+            return false;
+        }
+        if conn.tid != tid {
+            // It refuses what is not asked for any more.
+            return true;
+        }
+        // Some say what they can have, by its code.
+        let said = rej.private_data.first().and_then(|code| Mtu::from_code(*code)).filter(|mtu| *mtu < conn.mtu);
+        let asked = conn.pending.as_ref().and_then(|pending| Message::parse(&*pending.mad).ok());
+        let (Some(mtu), Some((_, Message::Req(mut req)))) = (said.or_else(|| conn.mtu.smaller()), asked) else {
+            return false;
+        };
+        req.mtu = mtu.code();
+        (conn.mtu, conn.tid) = (mtu, next_tid);
+        conn.send(now, &Message::Req(req), &mut self.out);
+        true
     }
 
     fn handle_dreq(&mut self, from: IpAddr, tid: u64, ids: Ids, qpn: Qpn) {

@@ -296,3 +296,73 @@ proptest! {
         prop_assert!(pair.b.connections() <= 41);
     }
 }
+
+/// A peer whose packets are smaller refuses, with or without saying what it can have, and is asked again.
+#[test]
+fn a_refused_mtu_is_asked_for_again_until_it_fits() {
+    for (most, says, repeat) in [
+        (Mtu::B1024, false, false),
+        (Mtu::B1024, true, false),
+        (Mtu::B1024, false, true),
+        (Mtu::B256, false, true),
+        (Mtu::B256, true, true),
+    ] {
+        let mut pair = Pair::new();
+        pair.repeat = repeat;
+        let id = pair.connect(4420);
+        let mut requests = 0;
+        let reply = loop {
+            pair.exchange();
+            while let Some(event) = pair.b.poll_event() {
+                let Event::Request(theirs, request) = event else { panic!("{event:?}") };
+                requests += 1;
+                if request.mtu > most {
+                    let hint = if says { vec![most.code()] } else { Vec::new() };
+                    assert!(pair.b.reject(theirs, reason::INVALID_MTU, &hint));
+                    continue;
+                }
+                let accept = Accept {
+                    qpn: Qpn::new(0x200),
+                    psn: Psn::new(0x2000),
+                    responder_resources: 1,
+                    initiator_depth: 1,
+                    rnr_retry_count: 7,
+                    srq: false,
+                    private_data: &[],
+                };
+                assert!(pair.b.accept(pair.now, theirs, &accept));
+            }
+            match pair.a.poll_event() {
+                None => {}
+                Some(Event::Reply(ours, reply)) => break (ours, reply.mtu),
+                Some(other) => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(reply, (id, most));
+        let steps = [Mtu::B4096, Mtu::B2048, Mtu::B1024, Mtu::B512, Mtu::B256];
+        let tried = 1 + steps.iter().position(|step| *step == most).expect("one of them");
+        assert_eq!(requests, if says { 2 } else { tried });
+    }
+}
+
+#[test]
+fn a_peer_that_refuses_every_mtu_is_given_up() {
+    let mut pair = Pair::new();
+    let id = pair.connect(4420);
+    let mut asked = 0;
+    loop {
+        pair.exchange();
+        while let Some(Event::Request(theirs, _)) = pair.b.poll_event() {
+            asked += 1;
+            assert!(pair.b.reject(theirs, reason::INVALID_MTU, &[]));
+        }
+        match pair.a.poll_event() {
+            None => {}
+            Some(event) => {
+                assert!(matches!(event, Event::Rejected(ours, reason::INVALID_MTU, _) if ours == id), "{event:?}");
+                break;
+            }
+        }
+    }
+    assert_eq!((asked, pair.a.connections()), (5, 0));
+}
