@@ -40,9 +40,9 @@ impl TargetBuilder {
     }
 
     fn start_soft(self) -> Result<Target, TargetError> {
-        let reactors = self.reactors();
+        let options = self.soft_options();
         // The software provider binds addresses, never a wildcard: another process may hold port 4791 of another address.
-        self.map_listeners(addresses_of).start(Soft::new(reactors)?)
+        self.map_listeners(addresses_of).start(Soft::with(&options)?)
     }
 }
 

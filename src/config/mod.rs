@@ -43,6 +43,7 @@ use nvme::registry::AnaState;
 use uuid::Uuid;
 
 use crate::backend::BackendSpec;
+use crate::roce::Dcqcn;
 use crate::target;
 
 pub(crate) use host::{Addition, may_lock_anything};
@@ -283,6 +284,10 @@ pub struct Options {
     pub keep_alive_granularity: u32,
     /// Where namespaces keep what has to survive a power loss: reservations and write protection. `None`: nowhere.
     pub state_dir: Option<PathBuf>,
+    /// Let the software provider see IPv4 headers, for a whole check of each packet.
+    pub raw_headers: bool,
+    /// Congestion control of the software provider.
+    pub dcqcn: Dcqcn,
     /// What is logged: `error`, `warn`, `info`, `debug` or `trace`.
     pub log: String,
 }
@@ -303,6 +308,8 @@ impl Default for Options {
             cntlid: CNTLID_MIN..=CNTLID_MAX,
             keep_alive_granularity: 1000,
             state_dir: None,
+            raw_headers: false,
+            dcqcn: Dcqcn::default(),
             log: "info".into(),
         }
     }

@@ -4,12 +4,15 @@ use std::net::SocketAddr;
 
 use super::{Config, ListenAddress, NamespaceSpec, PORT, SubsystemSpec};
 use crate::backend;
+use crate::rdma::soft::SoftOptions;
 use crate::target::{self, Target, TargetBuilder, TargetError};
 
 impl Config {
     /// Opens everything that is to be served. What was opened is let go when the builder is dropped.
     pub fn open(&self) -> Result<TargetBuilder, TargetError> {
-        let mut builder = Target::builder().options(target::Options::from(&self.options));
+        let options = &self.options;
+        let soft = SoftOptions { dcqcn: options.dcqcn, raw_headers: options.raw_headers, ..SoftOptions::default() };
+        let mut builder = Target::builder().options(target::Options::from(options)).soft(soft);
         if let Some(folder) = self.options.state_folder() {
             builder = builder.state_dir(folder);
         }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use nvme::nqn::Nqn;
 use nvme::registry::AnaState;
@@ -16,6 +17,7 @@ use super::{
     derive_serial,
 };
 use crate::backend::{BackendSpec, FaultPlan, Source};
+use crate::roce::Dcqcn;
 
 /// A file to start from: it serves something.
 pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
@@ -357,9 +359,13 @@ fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Op
     });
     set_flag(&mut options.poll, section.bool("poll", problems));
     set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
+    set_flag(&mut options.raw_headers, section.bool("raw_headers", problems));
     let granularity = section.number("keep_alive_granularity", 100..60_001, problems);
     set(&mut options.keep_alive_granularity, multiple(100, "keep_alive_granularity", granularity, problems));
     read_cntlid(&mut options, &mut section, problems);
+    if let Some(section) = section.section("dcqcn", "options.dcqcn", problems) {
+        read_dcqcn(&mut options.dcqcn, section, problems);
+    }
     if let Some(text) = section.string("log", problems) {
         if !LOG_LEVELS.contains(&text.value.as_str()) {
             let reason = format!("{:?} is no level", text.value);
@@ -369,6 +375,31 @@ fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Op
     }
     section.finish(problems);
     options
+}
+
+/// The parameters that the paper has letters for carry its letters in their comments.
+fn read_dcqcn(dcqcn: &mut Dcqcn, mut section: Section<'_, '_>, problems: &mut Problems<'_>) {
+    let rate = 1000..(1_u64 << 40);
+    set(&mut dcqcn.line_rate, section.size("line_rate", rate.clone(), problems));
+    set(&mut dcqcn.min_rate, section.size("min_rate", rate.clone(), problems));
+    set(&mut dcqcn.g_shift, section.number("g_shift", 1..20, problems)); // g
+    set_micros(&mut dcqcn.alpha_timer, section.number("alpha_timer_us", 1..1_000_001, problems)); // K
+    set_micros(&mut dcqcn.rate_timer, section.number("rate_timer_us", 1..1_000_001, problems)); // T
+    set(&mut dcqcn.byte_counter, section.size("byte_counter", 1000..1 << 40, problems)); // B
+    set(&mut dcqcn.fast_recovery, section.number("fast_recovery", 1..1001, problems)); // F
+    set(&mut dcqcn.r_ai, section.size("r_ai", rate.clone(), problems)); // R_AI
+    set(&mut dcqcn.r_hai, section.size("r_hai", rate, problems)); // R_HAI
+    set_micros(&mut dcqcn.cnp_interval, section.number("cnp_interval_us", 0..1_000_001, problems)); // N
+    if dcqcn.min_rate > dcqcn.line_rate {
+        problems.add(section.at(), "options.dcqcn.min_rate", "is above line_rate", "give a lower one");
+    }
+    section.finish(problems);
+}
+
+fn set_micros(option: &mut Duration, value: Option<At<u64>>) {
+    if let Some(micros) = value {
+        *option = Duration::from_micros(micros.value);
+    }
 }
 
 fn read_cntlid(options: &mut Options, section: &mut Section<'_, '_>, problems: &mut Problems<'_>) {

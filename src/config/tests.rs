@@ -401,3 +401,27 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn congestion_control_has_the_papers_parameters() {
+    let text = "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.namespace]]\nnull = \"1G\"\n\
+                [options.dcqcn]\nline_rate = 3125000000\nrate_timer_us = 300\ncnp_interval_us = 0\n";
+    let dcqcn = Config::parse(text, "f").unwrap().options.dcqcn;
+    let default = Options::default().dcqcn;
+    assert_eq!(
+        (dcqcn.line_rate, dcqcn.rate_timer.as_micros(), dcqcn.cnp_interval.as_micros()),
+        (3_125_000_000, 300, 0)
+    );
+    assert_eq!((dcqcn.r_ai, dcqcn.alpha_timer), (default.r_ai, default.alpha_timer));
+    for (wrong, key) in [
+        ("dcqcn = { g_shift = 0 }", "g_shift"),
+        ("dcqcn = { g_shift = 20 }", "g_shift"),
+        ("dcqcn = { rate_timer_us = 0 }", "rate_timer_us"),
+        ("dcqcn = { min_rate = 999 }", "min_rate"),
+        ("dcqcn = { line_rate = 1000, min_rate = 1001 }", "min_rate"),
+        ("dcqcn = { rai = 5 }", "rai"),
+    ] {
+        let found = with_options(wrong);
+        assert!(found.len() == 1 && found[0].contains(&format!("options.dcqcn.{key}")), "{wrong}: {found:?}");
+    }
+}

@@ -1,11 +1,14 @@
 //! From the checked types back to TOML: what [`super::Config::parse`] reads as the same configuration. What is as by default
 //! is left out.
 
+use std::time::Duration;
+
 use toml::{Table, Value};
 
 use super::size::Bytes;
 use super::{AnaSpec, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, ana_state_name, derive_serial};
 use crate::backend::{FaultPlan, Source};
+use crate::roce::Dcqcn;
 
 impl Config {
     /// As the text of a configuration file.
@@ -152,6 +155,7 @@ fn options(options: &Options) -> Table {
     for (key, set, default) in [
         ("poll", options.poll, default.poll),
         ("remote_invalidate", options.remote_invalidate, default.remote_invalidate),
+        ("raw_headers", options.raw_headers, default.raw_headers),
     ] {
         if set != default {
             put(&mut table, key, set);
@@ -163,9 +167,35 @@ fn options(options: &Options) -> Table {
     if let Some(folder) = &options.state_dir {
         put(&mut table, "state_dir", folder.display().to_string());
     }
+    let dcqcn = dcqcn(&options.dcqcn);
+    if !dcqcn.is_empty() {
+        table.insert("dcqcn".into(), Value::Table(dcqcn));
+    }
     if options.log != default.log {
         put(&mut table, "log", options.log.as_str());
     }
+    table
+}
+
+fn dcqcn(dcqcn: &Dcqcn) -> Table {
+    let default = Dcqcn::default();
+    let mut table = Table::new();
+    let mut number = |key: &str, value: u64, default: u64| {
+        if value != default {
+            put(&mut table, key, value as i64);
+        }
+    };
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    number("line_rate", dcqcn.line_rate, default.line_rate);
+    number("min_rate", dcqcn.min_rate, default.min_rate);
+    number("g_shift", dcqcn.g_shift.into(), default.g_shift.into());
+    number("alpha_timer_us", micros(dcqcn.alpha_timer), micros(default.alpha_timer));
+    number("rate_timer_us", micros(dcqcn.rate_timer), micros(default.rate_timer));
+    number("byte_counter", dcqcn.byte_counter, default.byte_counter);
+    number("fast_recovery", dcqcn.fast_recovery.into(), default.fast_recovery.into());
+    number("r_ai", dcqcn.r_ai, default.r_ai);
+    number("r_hai", dcqcn.r_hai, default.r_hai);
+    number("cnp_interval_us", micros(dcqcn.cnp_interval), micros(default.cnp_interval));
     table
 }
 
@@ -226,11 +256,23 @@ pool_size = "32M"
 receive_slots = 512
 poll = true
 remote_invalidate = false
+raw_headers = true
 keep_alive_granularity = 500
 cntlid_min = 10
 cntlid_max = 20
 state_dir = "/var/lib/x"
 log = "debug"
+[options.dcqcn]
+line_rate = 3125000000
+min_rate = 1000000
+g_shift = 7
+alpha_timer_us = 60
+rate_timer_us = 300
+byte_counter = 1000000
+fast_recovery = 6
+r_ai = 4000000
+r_hai = 40000000
+cnp_interval_us = 25
 "#;
 
     /// Without places in a file, which a written file has others of.

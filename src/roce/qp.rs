@@ -92,7 +92,7 @@ impl QueuePair {
             return false;
         }
         if congested && packet.header.opcode != Opcode::Cnp {
-            self.responder.congested(now);
+            self.responder.congested(now, dcqcn.cnp_interval);
         }
         match packet.header.opcode {
             Opcode::Cnp => {

@@ -23,6 +23,8 @@ pub struct Dcqcn {
     pub r_ai: u64,
     /// R_HAI: hyper increase, in bytes per second.
     pub r_hai: u64,
+    /// N: the least time between two notifications that a queue pair sends.
+    pub cnp_interval: Duration,
 }
 
 impl Default for Dcqcn {
@@ -37,6 +39,7 @@ impl Default for Dcqcn {
             fast_recovery: 5,
             r_ai: 5_000_000,
             r_hai: 50_000_000,
+            cnp_interval: Duration::from_micros(50),
         }
     }
 }

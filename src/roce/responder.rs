@@ -432,10 +432,10 @@ impl Responder {
     }
 
     /// A packet came with the mark of congestion. One notification per interval.
-    pub(super) fn congested(&mut self, now: Duration) {
+    pub(super) fn congested(&mut self, now: Duration, interval: Duration) {
         if now >= self.cnp_after {
             self.cnp_due = true;
-            self.cnp_after = now + CNP_INTERVAL;
+            self.cnp_after = now + interval;
         }
     }
 
@@ -550,7 +550,5 @@ pub(super) enum Replied {
     Failed,
 }
 
-/// The least time between two congestion notifications (the value that the DCQCN paper's NICs use).
-const CNP_INTERVAL: Duration = Duration::from_micros(50);
 /// Congestion notifications travel in a class of their own: DSCP 48, and are not marked themselves.
 const CNP_TOS: u8 = 48 << 2;

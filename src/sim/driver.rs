@@ -91,7 +91,7 @@ impl Driver {
             node,
             plan,
             world: Arc::clone(world),
-            machine: Machine::new(world, node, 1, seed, seed),
+            machine: Machine::new(world, node, 1, plan.mtu, (seed, seed)),
             host: None,
             lives: 1,
             seed,
@@ -322,7 +322,8 @@ impl Driver {
             self.left -= 1;
         }
         // A span that was busy: others may be free, but not for ever.
-        sent || (self.rng.below(4) != 0 && !self.issued.is_empty() && self.room())
+        let patience = if self.issued.is_empty() { 64 } else { 4 };
+        sent || (self.rng.below(patience) != 0 && self.room())
     }
 
     fn room(&mut self) -> bool {
@@ -476,7 +477,8 @@ impl Driver {
         }
         self.lives += 1;
         // Other communication IDs, but the same queue pair numbers and keys.
-        self.machine = Machine::new(&self.world, self.node, 1, self.seed ^ self.lives << 32, self.seed);
+        self.machine =
+            Machine::new(&self.world, self.node, 1, self.plan.mtu, (self.seed ^ self.lives << 32, self.seed));
         self.wait_until = now + away;
         self.last_progress = now;
     }

@@ -162,7 +162,7 @@ impl Sim {
             ..Options::default()
         };
         let seed = self.seed ^ self.target_lives << 40;
-        let machine = Machine::new(&self.world, TARGET, plan.reactors, seed, self.seed);
+        let machine = Machine::new(&self.world, TARGET, plan.reactors, plan.mtu, (seed, self.seed));
         let provider = Soft::simulated(machine, plan.reactors).map_err(|error| error.to_string())?;
         let namespace = NamespaceSpec::new(1, Arc::new(self.disk.clone()));
         let builder = Target::builder()

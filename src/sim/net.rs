@@ -30,7 +30,6 @@ pub(crate) struct Conditions {
     pub(crate) inbox: usize,
     /// Deliver the packets of a segmented batch together.
     pub(crate) merge: bool,
-    pub(crate) mtu: Mtu,
 }
 
 /// What the network did.
@@ -300,19 +299,29 @@ struct Life {
     life: u32,
     engine_seed: u64,
     rng: Mutex<Rng>,
+    mtu: Mtu,
     woken: AtomicBool,
 }
 
 impl Machine {
-    /// Switches a machine on. With the same `engine_seed` as before it uses the same queue pair numbers and keys again.
-    pub(crate) fn new(world: &Arc<World>, node: usize, reactors: usize, seed: u64, engine_seed: u64) -> Self {
+    /// Switches a machine on. With the same second seed as before it uses the same queue pair numbers and keys again.
+    pub(crate) fn new(world: &Arc<World>, node: usize, reactors: usize, mtu: Mtu, seeds: (u64, u64)) -> Self {
+        let (seed, engine_seed) = seeds;
         let mut net = world.net();
         let state = &mut net.nodes[node];
         state.index_bits = crate::rdma::soft::index_bits(reactors);
         let life = state.life;
         drop(net);
         let rng = Mutex::new(Rng::new(seed));
-        Self(Arc::new(Life { world: Arc::clone(world), node, life, engine_seed, rng, woken: AtomicBool::new(false) }))
+        Self(Arc::new(Life {
+            world: Arc::clone(world),
+            node,
+            life,
+            engine_seed,
+            rng,
+            mtu,
+            woken: AtomicBool::new(false),
+        }))
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -320,7 +329,7 @@ impl Machine {
     }
 
     pub(crate) fn mtu(&self) -> Mtu {
-        self.0.world.net().conditions.mtu
+        self.0.mtu
     }
 
     pub(crate) fn agent_seed(&self) -> u64 {

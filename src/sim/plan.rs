@@ -7,6 +7,7 @@ use super::net::Conditions;
 use super::rng::Rng;
 use crate::roce::Mtu;
 
+const MTUS: [Mtu; 6] = [Mtu::B4096, Mtu::B4096, Mtu::B4096, Mtu::B1024, Mtu::B1024, Mtu::B512];
 pub(crate) const HOSTS: usize = 3;
 /// Commands of all hosts together.
 pub(crate) const COMMANDS: u64 = 1000;
@@ -102,6 +103,8 @@ pub(crate) struct HostPlan {
     pub(crate) descriptors: u8,
     pub(crate) invalidate: bool,
     pub(crate) read_depth: u8,
+    /// Larger than the target's in some.
+    pub(crate) mtu: Mtu,
     pub(crate) keep_alive: Duration,
     pub(crate) events: bool,
     pub(crate) commands: u64,
@@ -117,6 +120,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<Fault>,
     pub(crate) conditions: Conditions,
     pub(crate) disk: Habits,
+    /// The target's path MTU.
+    pub(crate) mtu: Mtu,
     pub(crate) reactors: usize,
     pub(crate) receive_slots: u32,
     pub(crate) in_capsule_data: u32,
@@ -152,7 +157,6 @@ impl Plan {
             delay: Duration::from_micros(if has(Fault::Delay) { rng.within(10, 3000) } else { rng.within(5, 50) }),
             inbox: if has(Fault::FullQueues) { 64 << 10 } else { rng.pick(&[212_992, 425_984, 4 << 20]) },
             merge: rng.one_in(2),
-            mtu: rng.pick(&[Mtu::B1024, Mtu::B1024, Mtu::B4096, Mtu::B4096, Mtu::B512]),
         };
         let disk = Habits {
             volatile: has(Fault::PowerCut) || rng.one_in(2),
@@ -170,6 +174,7 @@ impl Plan {
         Self {
             conditions,
             disk,
+            mtu: rng.pick(&MTUS),
             reactors: rng.within(1, 2) as usize,
             // Three hosts of the largest kind need 384.
             receive_slots: rng.pick(&[400, 512]),
@@ -194,6 +199,7 @@ impl HostPlan {
             descriptors: rng.pick(&[1, 1, 2, 8, 16]),
             invalidate: rng.one_in(2),
             read_depth: rng.pick(&[1, 2, 4, 16]),
+            mtu: rng.pick(&MTUS),
             keep_alive: Duration::from_secs(rng.within(4, 6)),
             events: rng.one_in(2),
             commands,

@@ -24,6 +24,7 @@ use super::reactor::{Reactor, open_ring};
 use super::shared::{ControlMessage, Shared};
 use crate::backend::{Backend, BackendInfo};
 use crate::config::derive_uuid;
+use crate::rdma::soft::SoftOptions;
 use crate::rdma::{DeviceInfo, Provider};
 
 /// Submission queue entries of a reactor's ring.
@@ -174,6 +175,7 @@ pub struct TargetBuilder {
     listeners: Vec<(SocketAddr, Option<u8>)>,
     identify_overrides: Vec<nvme::registry::IdentifyOverride>,
     state_dir: Option<PathBuf>,
+    soft: SoftOptions,
     /// What stands for a wildcard, for listeners that come later too.
     listener_map: Option<ListenerMap>,
 }
@@ -259,6 +261,18 @@ impl TargetBuilder {
         self
     }
 
+    /// How the software provider is set up, if it is the one; its reactors are the target's.
+    #[must_use]
+    pub fn soft(mut self, options: SoftOptions) -> Self {
+        self.soft = options;
+        self
+    }
+
+    /// Options of the software provider.
+    pub(crate) fn soft_options(&self) -> SoftOptions {
+        SoftOptions { reactors: self.options.reactors, ..self.soft }
+    }
+
     /// Adds a subsystem.
     #[must_use]
     pub fn subsystem(mut self, subsystem: SubsystemSpec) -> Self {
@@ -338,11 +352,6 @@ impl TargetBuilder {
         // Reactors are made with all of this: there is nothing to tell them.
         while registry.poll_event().is_some() {}
         Ok(Built { registry, published, served })
-    }
-
-    /// Reactor threads that it will have.
-    pub(crate) fn reactors(&self) -> usize {
-        self.options.reactors
     }
 
     /// Replaces each listener by those that stand for it.

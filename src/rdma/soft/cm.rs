@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::device::{Device, choose_source, local_addresses};
+use super::headers::Headers;
 use super::ids::{PeerIds, SharedIds};
 use super::socket::RxBatch;
 use super::{Event, Inner, Soft};
@@ -29,6 +30,7 @@ pub(super) struct CmState {
     pub(super) agent: Agent,
     psn: Psn,
     ids: PeerIds,
+    headers: Option<Headers>,
     listeners: HashMap<u16, (ListenerId, Option<u8>)>,
     pub(super) conns: HashMap<CmId, ConnId>,
     /// Answers to our requests, until the endpoint takes them.
@@ -36,11 +38,12 @@ pub(super) struct CmState {
 }
 
 impl CmState {
-    pub(super) fn new(local: IpAddr, seed: u64, ids: &Arc<SharedIds>) -> Self {
+    pub(super) fn new(local: IpAddr, seed: u64, ids: &Arc<SharedIds>, headers: Option<Headers>) -> Self {
         Self {
             agent: Agent::new(local, seed),
             psn: Psn::default(),
             ids: PeerIds::new(ids),
+            headers,
             listeners: HashMap::new(),
             conns: HashMap::new(),
             replies: HashMap::new(),
@@ -257,11 +260,12 @@ impl SoftCm {
         let os = |errno: nix::Error| RdmaError::os("connection management", errno as i32, "");
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
         epoll.add(inner.wakeup.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
+        let rx = inner.world.receive_batch(BATCH);
         let mut cm = Self {
             inner,
             epoll,
             watched: 0,
-            rx: RxBatch::new(BATCH),
+            rx,
             checker: Checker::new(cm::DATAGRAM_LEN),
             listeners: HashMap::new(),
             clocks: (Duration::ZERO, Duration::ZERO),
@@ -287,23 +291,27 @@ impl SoftCm {
         for _ in 0..RX_ROUNDS {
             let drained = device.cm_socket.receive(&mut self.rx);
             let mut state = device.cm();
+            let CmState { agent, ids, headers, .. } = &mut *state;
+            headers.iter_mut().for_each(Headers::receive);
             for received in (0..self.rx.len()).filter_map(|index| self.rx.get(index)) {
                 let flow = Flow { src: received.from, dst: device.address, src_port: received.from_port };
-                for packet in received.bytes.chunks(received.segment) {
+                let header = headers.as_mut().and_then(|headers| headers.take(received.from, received.bytes));
+                for (place, packet) in (0..).zip(received.bytes.chunks(received.segment)) {
                     let good = match self.checker.check(&flow, packet) {
                         Verdict::Valid => true,
-                        Verdict::ValidWithId { id, dont_fragment } => {
-                            state.ids.accept(now, received.from, id, dont_fragment)
-                        }
+                        Verdict::ValidWithId { id, dont_fragment } => match header {
+                            Some(header) => header.explains(place, id, dont_fragment),
+                            None => ids.accept(now, received.from, id, dont_fragment),
+                        },
                         Verdict::Corrupt => false,
                     };
                     if good && let Some(datagram) = cm::parse_datagram(packet) {
-                        state.agent.handle_datagram(now, received.from, datagram);
+                        agent.handle_datagram(now, received.from, datagram);
                     }
                 }
             }
-            if state.agent.next_timeout().is_some_and(|at| at <= now) {
-                state.agent.handle_timeout(now);
+            if agent.next_timeout().is_some_and(|at| at <= now) {
+                agent.handle_timeout(now);
             }
             device.pump(&self.inner, &mut state);
             if drained {

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
 
+use super::SoftOptions;
 use super::cm::CmState;
+use super::headers::Headers;
 use super::ids::SharedIds;
 use super::socket::Socket;
 use super::steer;
@@ -29,6 +31,7 @@ pub(super) struct Device {
     scope: u32,
     world: World,
     pub(super) index_bits: u32,
+    raw_headers: bool,
     cm: Mutex<CmState>,
     /// What all sockets together know of the peers' IPv4 identifications.
     pub(super) ids: Arc<SharedIds>,
@@ -36,14 +39,15 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Takes the address for this process, for up to `reactors` reactors.
+    /// Takes the address for this process.
     pub(super) fn open(
         id: DeviceId,
         address: IpAddr,
         scope: u32,
-        reactors: usize,
+        options: &SoftOptions,
         world: &World,
     ) -> Result<Self, RdmaError> {
+        let reactors = options.reactors;
         #[cfg(test)]
         if let World::Simulated(machine) = world {
             return Self::simulated(id, address, reactors, world, machine.mtu());
@@ -63,6 +67,8 @@ impl Device {
             )
         })?;
         let ids = SharedIds::new(world);
+        let index_bits = steer::index_bits(reactors);
+        let headers = if options.raw_headers { open_headers(address, None, index_bits)? } else { None };
         Ok(Self {
             id,
             address,
@@ -72,8 +78,9 @@ impl Device {
             sockets: Mutex::default(),
             scope,
             world: world.clone(),
-            index_bits: steer::index_bits(reactors),
-            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids)),
+            index_bits,
+            raw_headers: options.raw_headers,
+            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids, headers)),
             ids,
             _lock: Some(lock),
         })
@@ -93,7 +100,8 @@ impl Device {
             scope: 0,
             world: world.clone(),
             index_bits: steer::index_bits(reactors),
-            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids)),
+            raw_headers: false,
+            cm: Mutex::new(CmState::new(address, world.agent_seed(), &ids, None)),
             ids,
             _lock: None,
         })
@@ -116,10 +124,23 @@ impl Device {
         Ok(Arc::clone(&sockets[reactor]))
     }
 
+    /// Where a reactor sees the headers of its packets, if that was asked for.
+    pub(super) fn headers(&self, reactor: usize) -> Result<Option<Headers>, RdmaError> {
+        if self.raw_headers { open_headers(self.address, Some(reactor), self.index_bits) } else { Ok(None) }
+    }
+
     /// Connection management of this address.
     pub(super) fn cm(&self) -> MutexGuard<'_, CmState> {
         self.cm.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn open_headers(address: IpAddr, reactor: Option<usize>, index_bits: u32) -> Result<Option<Headers>, RdmaError> {
+    Headers::open(address, reactor, index_bits).map_err(|error| {
+        let remedy =
+            "raw_headers needs CAP_NET_RAW: run as root, or `setcap cap_net_raw+ep` on the program, or turn it off";
+        RdmaError::os(format!("IPv4 headers of {address}"), error.raw_os_error().unwrap_or(0), remedy)
+    })
 }
 
 /// Keeps a second process off the address: two of them would take each other's packets. The name lives in the network

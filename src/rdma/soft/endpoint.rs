@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::Inner;
 use super::cm::{SoftIncoming, SoftOutgoing};
 use super::device::Device;
+use super::headers::Headers;
 use super::hold::{Held, Order};
 use super::ids::PeerIds;
 use super::memory::Regions;
@@ -46,6 +47,9 @@ pub struct SoftEndpoint {
     unsent: Option<(usize, Duration)>,
     checker: Checker,
     ids: PeerIds,
+    headers: Option<Headers>,
+    /// Packets whose identification was seen, not solved.
+    identified: u64,
     done: Vec<roce::Completion>,
     events: VecDeque<EndpointEvent>,
     /// What happened to packets below the engine.
@@ -86,6 +90,7 @@ impl SoftEndpoint {
         options: &EndpointOptions,
     ) -> Result<Self, RdmaError> {
         let (socket, ids) = (device.socket(reactor)?, PeerIds::new(&device.ids));
+        let headers = device.headers(reactor)?;
         let config = roce::Config {
             index: u32::try_from(reactor).unwrap_or(0),
             index_bits: device.index_bits,
@@ -94,9 +99,11 @@ impl SoftEndpoint {
             // The kernel accounts about twice its bytes to a packet of 4 KiB, and what it reports is twice what was asked
             // for; half of the rest is left to requests and to what is sent again.
             read_credit: (socket.receive_buffer as u64 / 4).min(MAX_READ_CREDIT),
+            dcqcn: inner.options.dcqcn,
             ..roce::Config::new(device.address)
         };
         let mut engine = Engine::new(config);
+        let rx = inner.world.receive_batch(RX_DATAGRAMS);
         let cq = engine.create_cq(CQ_DEPTH);
         let srq = (options.srq_depth > 0).then(|| engine.create_srq(options.srq_depth as usize));
         Ok(Self {
@@ -111,12 +118,14 @@ impl SoftEndpoint {
             qps: Vec::new(),
             holding: Vec::new(),
             mrs: Vec::new(),
-            rx: RxBatch::new(RX_DATAGRAMS),
+            rx,
             tx: TxBatch::new(TX_BYTES, 64),
             scratch: TxScratch::default(),
             unsent: None,
             checker: Checker::new(MAX_PACKET),
             ids,
+            headers,
+            identified: 0,
             done: Vec::new(),
             events: VecDeque::new(),
             drops: Drops::default(),
@@ -127,6 +136,12 @@ impl SoftEndpoint {
     #[must_use]
     pub const fn counters(&self) -> &roce::Counters {
         self.engine.counters()
+    }
+
+    /// Packets whose IPv4 identification was seen.
+    #[must_use]
+    pub const fn identified(&self) -> u64 {
+        self.identified
     }
 
     /// What drives it, for a simulation to look at.
@@ -200,6 +215,7 @@ impl SoftEndpoint {
         for _ in 0..RX_ROUNDS {
             let drained = self.socket.receive(&mut self.rx);
             let count = self.rx.len();
+            self.headers.iter_mut().for_each(Headers::receive);
             for index in 0..count {
                 self.take_in(now, index);
             }
@@ -220,10 +236,17 @@ impl SoftEndpoint {
             self.drops.overflow = u64::from(dropped);
         }
         let flow = Flow { src: received.from, dst: self.device.address, src_port: received.from_port };
+        let header = self.headers.as_mut().and_then(|headers| headers.take(received.from, received.bytes));
         for (place, packet) in (0..).zip(received.bytes.chunks(received.segment)) {
             let good = match self.checker.check_with(&flow, place, packet) {
                 Verdict::Valid => true,
-                Verdict::ValidWithId { id, dont_fragment } => self.ids.accept(now, received.from, id, dont_fragment),
+                Verdict::ValidWithId { id, dont_fragment } => match header {
+                    Some(header) => {
+                        self.identified += 1;
+                        header.explains(place, id, dont_fragment)
+                    }
+                    None => self.ids.accept(now, received.from, id, dont_fragment),
+                },
                 Verdict::Corrupt => false,
             };
             if good {
@@ -461,7 +484,6 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn established(&mut self, qp: QpId) -> Result<(), RdmaError> {
-        let mtu = self.device.mtu;
         let (inner, device) = (Arc::clone(&self.inner), Arc::clone(&self.device));
         let known = self.qp(qp).ok_or_else(|| Self::no_qp(qp))?;
         let (qpn, psn) = (known.qpn, known.psn);
@@ -474,7 +496,7 @@ impl Endpoint for SoftEndpoint {
         let connection = Connection {
             remote,
             remote_qpn: reply.qpn,
-            mtu,
+            mtu: reply.mtu,
             send_psn: reply.psn,
             recv_psn: psn,
             initiator_depth: depth.min(reply.initiator_depth),

@@ -13,6 +13,7 @@
 mod cm;
 mod device;
 mod endpoint;
+mod headers;
 mod hold;
 mod ids;
 mod memory;
@@ -36,9 +37,29 @@ pub use endpoint::{Drops, SoftEndpoint};
 pub(crate) use steer::index_bits;
 use world::World;
 
+use crate::roce::Dcqcn;
+
 use super::{CmEvent, ConnId, DeviceId, DeviceInfo, EndpointOptions, Provider, RdmaError};
 
 type Event = CmEvent<SoftIncoming, SoftOutgoing>;
+
+/// How the software provider is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoftOptions {
+    /// Reactors that an address has room for.
+    pub reactors: usize,
+    /// Congestion control.
+    pub dcqcn: Dcqcn,
+    /// See the IPv4 headers of what arrives, so that no corrupt packet is taken for a good one. Needs CAP_NET_RAW, and costs a
+    /// system call per batch.
+    pub raw_headers: bool,
+}
+
+impl Default for SoftOptions {
+    fn default() -> Self {
+        Self { reactors: 1, dcqcn: Dcqcn::default(), raw_headers: false }
+    }
+}
 
 /// The software provider.
 #[derive(Debug, Clone)]
@@ -48,8 +69,8 @@ pub struct Soft {
 
 #[derive(Debug)]
 struct Inner {
-    /// Reactors that an address has room for.
-    reactors: usize,
+    /// Its `reactors` is at least 1.
+    options: SoftOptions,
     devices: Mutex<Vec<Arc<Device>>>,
     events: Mutex<VecDeque<Event>>,
     /// Readable when an event was queued, or a deadline of connection management changed.
@@ -73,21 +94,29 @@ impl Soft {
     /// # Errors
     /// When the system has no descriptor left.
     pub fn new(reactors: usize) -> Result<Self, RdmaError> {
-        Self::within(World::machine(), reactors)
+        Self::with(&SoftOptions { reactors, ..SoftOptions::default() })
+    }
+
+    /// A provider with these options.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn with(options: &SoftOptions) -> Result<Self, RdmaError> {
+        Self::within(World::machine(), options)
     }
 
     /// A provider on a simulated machine.
     #[cfg(test)]
     pub(crate) fn simulated(machine: crate::sim::Machine, reactors: usize) -> Result<Self, RdmaError> {
-        Self::within(World::Simulated(machine), reactors)
+        Self::within(World::Simulated(machine), &SoftOptions { reactors, ..SoftOptions::default() })
     }
 
-    fn within(world: World, reactors: usize) -> Result<Self, RdmaError> {
+    fn within(world: World, options: &SoftOptions) -> Result<Self, RdmaError> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wakeup = EventFd::from_value_and_flags(0, flags)
             .map_err(|errno| RdmaError::os("the software RDMA provider", errno as i32, ""))?;
         let inner = Inner {
-            reactors: reactors.max(1),
+            options: SoftOptions { reactors: options.reactors.max(1), ..*options },
             devices: Mutex::default(),
             events: Mutex::default(),
             wakeup,
@@ -145,7 +174,7 @@ impl Inner {
             return Ok(Arc::clone(device));
         }
         let id = DeviceId(u32::try_from(devices.len()).unwrap_or(u32::MAX));
-        let device = Arc::new(Device::open(id, address, scope, self.reactors, &self.world)?);
+        let device = Arc::new(Device::open(id, address, scope, &self.options, &self.world)?);
         devices.push(Arc::clone(&device));
         Ok(device)
     }

@@ -33,6 +33,8 @@ pub(super) struct RxBatch {
     used: usize,
     /// Datagrams that the next call asks for.
     want: usize,
+    /// Bytes for each.
+    room: usize,
     #[cfg(test)]
     simulated: Vec<crate::sim::Datagram>,
 }
@@ -322,14 +324,24 @@ impl Control {
 impl RxBatch {
     /// Room for `count` datagrams.
     pub(super) fn new(count: usize) -> Self {
+        Self::with(count, DATAGRAM)
+    }
+
+    /// For simulated sockets, which bring memory of their own.
+    #[cfg(test)]
+    pub(super) fn simulated(count: usize) -> Self {
+        Self::with(count, 1)
+    }
+
+    fn with(count: usize, room: usize) -> Self {
         // Not zeroes: pages are taken now, and no packet waits for the one that it goes to.
-        let mut buffers = vec![1; count * DATAGRAM].into_boxed_slice();
+        let mut buffers = vec![1; count * room].into_boxed_slice();
         // SAFETY: an address of zeros is valid: of no family.
         let mut names = vec![unsafe { MaybeUninit::zeroed().assume_init() }; count].into_boxed_slice();
         let mut controls = vec![Control([0; CONTROL_LEN]); count].into_boxed_slice();
         let mut iovecs: Box<[_]> = buffers
-            .chunks_mut(DATAGRAM)
-            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: DATAGRAM })
+            .chunks_mut(room)
+            .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: room })
             .collect();
         let headers = (0..count)
             .map(|i| {
@@ -351,6 +363,7 @@ impl RxBatch {
             headers,
             used: count,
             want: 1,
+            room,
             #[cfg(test)]
             simulated: Vec::new(),
         }
@@ -386,7 +399,7 @@ impl RxBatch {
         }
         let header = self.headers.get(index)?;
         let len = header.msg_len as usize;
-        let bytes = self.buffers.get(index * DATAGRAM..)?.get(..len)?;
+        let bytes = self.buffers.get(index * self.room..)?.get(..len)?;
         let SocketSource { address, port } = SocketSource::read(&self.names[index])?;
         let mut received =
             Received { from: address, from_port: port, congested: false, segment: len.max(1), bytes, dropped: None };

@@ -279,6 +279,50 @@ fn a_shared_queue_takes_receives_and_the_socket_wakes_a_sleeper() {
     assert_eq!((pair.target.done[0].tag, pair.target.done[0].qp), (0, qp));
 }
 
+/// A packet whose ICRC is right for another identification than its own: as good as any to a UDP socket, corrupt to one that
+/// sees the header.
+#[test]
+fn with_raw_headers_the_identification_has_to_be_the_right_one() {
+    use crate::roce::{Opcode, Place, Psn, Qpn, UDP_PORT, icrc, packet::Header};
+    let (target, peer) = (address(6, 1), address(6, 2));
+    let options = SoftOptions { reactors: 2, raw_headers: true, ..SoftOptions::default() };
+    let soft = Soft::with(&options).expect("provider");
+    let mut cm = soft.open_cm().expect("connection management");
+    let device = match cm.listen(SocketAddr::new(target, 4420), &ListenOptions::default()) {
+        Ok(listening) => listening.device.expect("an address"),
+        Err(error) if error.errno == libc::EPERM => {
+            assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
+            println!("SKIPPED: this user has no CAP_NET_RAW");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let mut ends: Vec<SoftEndpoint> =
+        (0..2).map(|reactor| soft.open_endpoint(device, reactor, &ENDPOINT).expect("endpoint")).collect();
+    // A socket of the peer's that sends identification 0 with "don't fragment", as all of ours do.
+    let sender = super::socket::Socket::bind(peer, 0).expect("a socket");
+    let flow = icrc::Flow { src: peer, dst: target, src_port: UDP_PORT };
+    let mut sent = (0, 0);
+    for at in 0..40_u32 {
+        let (right, reactor) = (at % 4 < 2, at % 2);
+        let header = Header::new(Opcode::Send(Place::Only), Qpn::new(0x700 | reactor), Psn::new(at));
+        let mut packet = vec![0; Header::packet_len(header.opcode, 100)];
+        header.emit(100, &mut packet).expect("fits").fill(at as u8);
+        icrc::seal(&flow, if right { 0 } else { 20 }, &mut packet);
+        sender.send_one(target, &packet);
+        sent = if right { (sent.0 + 1, sent.1) } else { (sent.0, sent.1 + 1) };
+    }
+    let mut out = [Completion::EMPTY; 4];
+    for _ in 0..20 {
+        for end in &mut ends {
+            end.poll(Duration::from_secs(1), &mut out);
+        }
+    }
+    let sum = |of: fn(&SoftEndpoint) -> u64| ends.iter().map(of).sum::<u64>();
+    assert_eq!(sum(SoftEndpoint::identified), 40);
+    assert_eq!((sum(|end| end.counters().unknown_qp), sum(|end| end.drops().corrupt)), sent);
+}
+
 /// Both ends on one address: what IPv6 has on every machine is `::1` alone.
 #[test]
 fn ipv6_and_an_address_that_talks_to_itself() {

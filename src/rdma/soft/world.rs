@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::EventFd;
 
-use super::socket::Socket;
+use super::socket::{RxBatch, Socket};
 
 /// See the module's documentation. Clones share it.
 #[derive(Clone, Debug)]
@@ -56,6 +56,15 @@ impl World {
             Self::Machine(_) => u32::try_from(random() >> 40).unwrap_or(0),
             #[cfg(test)]
             Self::Simulated(machine) => machine.psn(),
+        }
+    }
+
+    /// Room for datagrams that are received.
+    pub(super) fn receive_batch(&self, count: usize) -> RxBatch {
+        match self {
+            Self::Machine(_) => RxBatch::new(count),
+            #[cfg(test)]
+            Self::Simulated(_) => RxBatch::simulated(count),
         }
     }
 

@@ -104,9 +104,13 @@ pub(super) const OPEN: Access =
 
 impl Net {
     pub(super) fn new(seed: u64, nodes: u8) -> Self {
+        Self::with(seed, nodes, Dcqcn::default())
+    }
+
+    pub(super) fn with(seed: u64, nodes: u8, dcqcn: Dcqcn) -> Self {
         let node = |i: u8| {
             let addr = IpAddr::from([10, 0, 0, i + 1]);
-            let config = Config { seed: seed ^ u64::from(i) << 20, ..Config::new(addr) };
+            let config = Config { seed: seed ^ u64::from(i) << 20, dcqcn, ..Config::new(addr) };
             let mut engine = Engine::new(config);
             let cq = engine.create_cq(64);
             Node {

@@ -432,3 +432,27 @@ fn a_late_duplicate_of_a_read_whose_key_was_invalidated_harms_nobody() {
     }
     assert!(late > 100, "only {late} duplicates");
 }
+
+/// Every packet is marked; what comes back, and how fast the sender then is, follows the parameters.
+#[test]
+fn congestion_notifications_follow_the_parameters() {
+    let storm = |dcqcn: Dcqcn| {
+        let mut net = Net::with(1, 2, dcqcn);
+        let (a, _) = net.connect(0, 1, |_| ());
+        net.faults = Faults { mark: 10_000, ..Faults::default() };
+        let (near, far) = (net.buffer(0, 1 << 20, OPEN), net.buffer(1, 1 << 20, OPEN));
+        let begun = net.now;
+        net.send(0, a, 1, SendOp::RdmaWrite(far.remote()), &[near.sge()]);
+        while net.nodes[0].done.is_empty() {
+            net.run_until(net.now + Duration::from_micros(20));
+        }
+        (net.nodes[1].engine.counters().cnps_sent, net.now - begun)
+    };
+    let usual = Dcqcn { min_rate: 50_000_000, ..Dcqcn::default() };
+    let (many, slow) = storm(Dcqcn { cnp_interval: Duration::from_micros(10), ..usual });
+    let (few, _) = storm(Dcqcn { cnp_interval: Duration::from_millis(100), ..usual });
+    assert_eq!(few, 1, "one interval, one notification");
+    assert!(many > 20, "{many}");
+    let (_, slower) = storm(Dcqcn { cnp_interval: Duration::from_micros(10), min_rate: 10_000_000, ..usual });
+    assert!(slower > 2 * slow, "at a fifth of the rate {slower:?}, against {slow:?}");
+}
