@@ -20,6 +20,8 @@ pub struct FaultPlan {
     pub delay_polls: u32,
     /// Flush does nothing and FUA is ignored, though answered as if.
     pub drop_flush: bool,
+    /// A Flush holds the thread that brings it until [`FaultControl::hang_on_flush`] lets it go: a hung reactor.
+    pub hang_on_flush: bool,
 }
 
 /// See the module's doc.
@@ -40,6 +42,7 @@ struct Control {
     stalled: AtomicBool,
     drop_flush: AtomicBool,
     deaf: AtomicBool,
+    hang_on_flush: AtomicBool,
     fail_next: AtomicU32,
     dropped: AtomicU64,
     failed: AtomicU64,
@@ -51,6 +54,7 @@ impl Faulty {
     pub fn new(inner: Arc<dyn Backend>, plan: FaultPlan) -> Self {
         let control = FaultControl::default();
         control.drop_flush(plan.drop_flush);
+        control.hang_on_flush(plan.hang_on_flush);
         Self { inner, plan, control, queues: AtomicU64::new(0) }
     }
 
@@ -75,6 +79,11 @@ impl FaultControl {
     /// Whether wishes to end an operation early go unheard from now on, as with a disk that cannot.
     pub fn ignore_cancel(&self, ignore: bool) {
         self.0.deaf.store(ignore, Ordering::Release);
+    }
+
+    /// Whether a Flush holds the thread that brings it from now on; `false` lets those go that are held.
+    pub fn hang_on_flush(&self, hang: bool) {
+        self.0.hang_on_flush.store(hang, Ordering::Release);
     }
 
     /// The next `count` operations fail.
@@ -205,6 +214,9 @@ impl FaultyQueue {
     }
 
     fn start(&mut self, mut io: Io) -> Submit {
+        while matches!(io.op, IoOp::Flush) && self.control.hang_on_flush.load(Ordering::Acquire) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         if self.control.drop_flush.load(Ordering::Acquire) {
             match &mut io.op {
                 IoOp::Flush => {

@@ -515,7 +515,7 @@ fn faults_are_made_as_told_and_by_the_seed() {
     control.release();
     assert!(reactor.woken.load(Ordering::Acquire));
     assert_eq!(reactor.poll()[0].result, Ok(()));
-    let plan = FaultPlan { seed: 5, fail_one_in: 3, delay_polls: 4, drop_flush: false };
+    let plan = FaultPlan { seed: 5, fail_one_in: 3, delay_polls: 4, ..Default::default() };
     let run = || {
         let mut reactor = Reactor::new(&Faulty::new(memory(), plan));
         (0..60).map(|_| reactor.flush().is_ok()).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! The command line: `farside serve`, `check`, `ctl`, `doctor`, `discover`, `identify`, `bench`.
+//! The command line: `farside serve`, `check`, `ctl`, `doctor`, `discover`, `identify`, `bench`, `generate`.
 //!
 //! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
 //! reason and the remedy).
@@ -8,7 +8,9 @@ mod connect;
 mod ctl;
 mod discover;
 mod doctor;
+mod generate;
 mod identify;
+mod notify;
 mod serve;
 mod table;
 
@@ -45,6 +47,8 @@ enum Command {
     Identify(identify::Identify),
     /// Put load on a namespace and measure it
     Bench(bench::Bench),
+    /// Write manual pages, shell completions, a systemd unit
+    Generate(generate::Generate),
 }
 
 /// Runs the command line.
@@ -77,5 +81,6 @@ pub(crate) fn main() -> ExitCode {
         Command::Discover(discover) => discover.run(),
         Command::Identify(identify) => identify.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Generate(generate) => generate.run(),
     }
 }

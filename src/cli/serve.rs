@@ -13,8 +13,10 @@ use farside::config::{Config, Quick, machine_id, parse_size};
 use farside::control::{ControlServer, Manager, MetricsServer, default_path};
 use farside::target::Target;
 use nix::sys::signal::{SigSet, Signal};
+use sd_notify::NotifyState;
 use tracing::{info, warn};
 
+use super::notify::{Watchdog, notify};
 use super::table::{figures, table};
 
 #[derive(Debug, Args)]
@@ -71,6 +73,9 @@ pub(crate) struct Serve {
     /// For tests: answer Flush and FUA without doing them
     #[arg(long, hide = true)]
     test_drop_flush: bool,
+    /// For tests: a Flush hangs its reactor
+    #[arg(long, hide = true)]
+    test_hang_on_flush: bool,
 }
 
 /// Bytes to lay over an Identify data structure.
@@ -110,9 +115,18 @@ impl Serve {
                 return ExitCode::from(2);
             }
         };
+        let watchdog = match Watchdog::start(&manager) {
+            Ok(watchdog) => watchdog,
+            Err(error) => {
+                eprintln!("farside: {error}");
+                return ExitCode::from(2);
+            }
+        };
         let target = manager.target();
         say(&table(target.served()));
         say(&doors.lines());
+        let status = format!("serving on {} listeners", target.served().listeners.len());
+        notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
         let signal = loop {
             match signals.wait() {
                 Ok(Signal::SIGUSR1) => say(&figures(&target.counters(), &target.io_totals())),
@@ -120,11 +134,13 @@ impl Serve {
             }
         };
         info!(?signal, "stopping");
+        notify(&[NotifyState::Stopping]);
         // A second signal to stop does not wait.
         std::thread::spawn(move || {
             while signals.wait() == Ok(Signal::SIGUSR1) {}
             std::process::exit(1);
         });
+        drop(watchdog);
         let held = target.counters();
         drop(doors);
         // The doors are closed: nobody else holds it.
@@ -134,7 +150,12 @@ impl Serve {
     }
 
     fn start(mut self) -> Result<Manager, String> {
-        let (identify, drop_flush) = (std::mem::take(&mut self.test_identify), self.test_drop_flush);
+        let identify = std::mem::take(&mut self.test_identify);
+        let plan = FaultPlan {
+            drop_flush: self.test_drop_flush,
+            hang_on_flush: self.test_hang_on_flush,
+            ..FaultPlan::default()
+        };
         let name = self.config.as_ref().map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
         let file = self.config.clone().and_then(|path| std::path::absolute(path).ok());
         let config = self.configuration().map_err(|error| error.to_string())?;
@@ -148,9 +169,8 @@ impl Serve {
             warn!(cns, offset, "test: Identify data are made wrong on purpose");
             builder = builder.identify_override(cns, offset, bytes);
         }
-        if drop_flush {
-            warn!("test: Flush and FUA are answered without being done; data will be lost");
-            let plan = FaultPlan { drop_flush: true, ..FaultPlan::default() };
+        if plan != FaultPlan::default() {
+            warn!(?plan, "test: the storage misbehaves on purpose; data will be lost");
             builder = builder.map_backends(|backend| Arc::new(Faulty::new(backend, plan)));
         }
         let target = builder.start_on(provider).map_err(|error| error.to_string())?;

@@ -259,6 +259,7 @@ fn read_faults(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Fau
         fail_one_in: number(section.number("fail_one_in", 0..1 << 32, problems)) as u32,
         delay_polls: number(section.number("delay_polls", 0..1 << 20, problems)) as u32,
         drop_flush: section.bool("drop_flush", problems).unwrap_or(false),
+        hang_on_flush: section.bool("hang_on_flush", problems).unwrap_or(false),
     };
     section.finish(problems);
     plan

@@ -113,6 +113,7 @@ fn faults(plan: &FaultPlan) -> Table {
     put(&mut table, "fail_one_in", i64::from(plan.fail_one_in));
     put(&mut table, "delay_polls", i64::from(plan.delay_polls));
     put(&mut table, "drop_flush", plan.drop_flush);
+    put(&mut table, "hang_on_flush", plan.hang_on_flush);
     table
 }
 
@@ -237,7 +238,7 @@ nqn = "nqn.2024-01.io.example:two"
 hosts = []
 [[subsystem.namespace]]
 memory = "1536K"
-faults = { seed = 3, fail_one_in = 100, delay_polls = 2, drop_flush = true }
+faults = { seed = 3, fail_one_in = 100, delay_polls = 2, drop_flush = true, hang_on_flush = true }
 [[subsystem.namespace]]
 null = "1T"
 [[listener]]

@@ -104,6 +104,7 @@ impl<P: Provider> ControlThread<P> {
                     self.reactor_of.remove(&conn);
                 }
                 ControlMessage::Deadline => {}
+                ControlMessage::Turns(ticket) => drop(ticket),
                 ControlMessage::Listen { address, tos, answer } => {
                     let _ = answer.send(self.listen(address, tos).map(drop));
                 }

@@ -32,6 +32,9 @@ pub(crate) trait Running: Send + Sync {
     /// Has every reactor let go of the ticket when it has closed a removed namespace's storage.
     fn retire(&self, key: NamespaceKey, ticket: &Ticket);
 
+    /// Has every thread let go of the ticket in its next round.
+    fn turns(&self, ticket: Ticket);
+
     /// Tells the control thread.
     fn tell(&self, message: ControlMessage);
 
@@ -64,6 +67,11 @@ impl<P: Provider> Running for Arc<Shared<P>> {
 
     fn retire(&self, key: NamespaceKey, ticket: &Ticket) {
         self.broadcast(|| Message::Retire { key, ticket: ticket.clone() });
+    }
+
+    fn turns(&self, ticket: Ticket) {
+        self.broadcast(|| Message::Turns(ticket.clone()));
+        self.control_mail.send(ControlMessage::Turns(ticket));
     }
 
     fn tell(&self, message: ControlMessage) {
@@ -100,6 +108,16 @@ impl<P: Provider> Running for Arc<Shared<P>> {
 }
 
 impl Target {
+    /// Whether every thread of the target does a round within `limit`: what a watchdog is fed on. A thread that hangs, or is
+    /// gone, makes it `false`.
+    pub fn turns(&self, limit: Duration) -> bool {
+        let (done, turned) = channel();
+        self.running.turns(Ticket::new(move || {
+            let _ = done.send(());
+        }));
+        turned.recv_timeout(limit).is_ok()
+    }
+
     /// Write protects a namespace, or lets it be written again, as a host can with Set Features. Returns when writes in
     /// progress have ended.
     ///

@@ -357,6 +357,7 @@ impl<P: Provider> Reactor<P> {
                 Message::Granted { owner, id } => self.granted(owner, id, now),
                 Message::FlushForShutdown { ctrl, subsystem } => self.flush_for_shutdown(ctrl, subsystem),
                 Message::OpenNamespace(order) => self.open_live(order),
+                Message::Turns(ticket) => drop(ticket),
                 Message::Retire { key, ticket } => self.retired(key, ticket),
                 Message::Drain => self.draining_since = Some(now),
             }

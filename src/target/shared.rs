@@ -203,6 +203,8 @@ pub(crate) enum Message<P: Provider> {
     FlushForShutdown { ctrl: ControllerId, subsystem: SubsystemId },
     /// Open one more namespace.
     OpenNamespace(OpenNamespace),
+    /// Let go of the ticket: this reactor turns.
+    Turns(Ticket),
     /// Let go of the ticket when the storage of a removed namespace is closed.
     Retire { key: NamespaceKey, ticket: Ticket },
     /// Finish what is under way, disconnect everything, end.
@@ -224,6 +226,8 @@ pub(crate) enum ControlMessage {
     Gone(ConnId),
     /// A deadline may be earlier than it was.
     Deadline,
+    /// Let go of the ticket: this thread turns.
+    Turns(Ticket),
     /// Listen on one more address.
     Listen { address: SocketAddr, tos: Option<u8>, answer: Sender<Result<(), RdmaError>> },
     /// Stop to listen on an address. Connections stay.

@@ -4,3 +4,4 @@
 mod hostile;
 mod many;
 mod served;
+mod service;

@@ -28,6 +28,11 @@ pub(crate) fn own_address() -> IpAddr {
 impl Served {
     /// Starts a target with 64 MiB of memory behind it and waits until it serves.
     pub(crate) fn start(options: &str) -> Self {
+        Self::start_with(options, &[], &[])
+    }
+
+    /// As `start`, with more arguments and with environment variables.
+    pub(crate) fn start_with(options: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::new(own_address(), 4420);
         let config = folder.path().join("farside.toml");
@@ -39,6 +44,8 @@ impl Served {
         let mut child = Command::new(env!("CARGO_BIN_EXE_farside"))
             .args(["serve", "--config"])
             .arg(&config)
+            .args(arguments)
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -72,6 +79,20 @@ impl Served {
     pub(crate) fn check_alive(&mut self) {
         if let Some(status) = self.child.try_wait().expect("a child") {
             panic!("the target ended with {status}:\n{}", self.log());
+        }
+    }
+
+    /// Asks it to stop; whether it ended well.
+    pub(crate) fn terminate(&mut self) -> bool {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("its own child");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status.success();
+            }
+            assert!(Instant::now() < deadline, "it does not stop:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
