@@ -28,6 +28,7 @@
 #![cfg_attr(test, allow(clippy::as_conversions, clippy::indexing_slicing, clippy::unwrap_used))]
 
 pub mod ana;
+pub mod auth;
 pub mod command;
 pub mod completion;
 pub mod gate;
