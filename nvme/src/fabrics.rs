@@ -17,7 +17,15 @@ pub const CONNECT_DATA_LEN: u32 = 1024;
 pub(crate) const FCTYPE_PROPERTY_SET: u8 = 0x00;
 pub(crate) const FCTYPE_CONNECT: u8 = 0x01;
 pub(crate) const FCTYPE_PROPERTY_GET: u8 = 0x04;
+pub(crate) const FCTYPE_AUTH_SEND: u8 = 0x05;
+pub(crate) const FCTYPE_AUTH_RECEIVE: u8 = 0x06;
 pub(crate) const FCTYPE_DISCONNECT: u8 = 0x08;
+
+/// Longest message of an authentication, both ways.
+pub(crate) const AUTH_MESSAGE_MAX: u32 = 4096;
+
+/// AUTHREQ of Connect's answer: the host has to authenticate (ATR).
+pub(crate) const CONNECT_AUTHENTICATION_REQUIRED: u32 = 1 << 17;
 
 /// CNTLID in Connect's data that asks for a dynamically chosen controller.
 pub(crate) const CNTLID_DYNAMIC: u16 = 0xffff;
@@ -29,6 +37,24 @@ pub(crate) enum FabricsCommand {
     PropertyGet(PropertyRef),
     PropertySet { property: PropertyRef, value: u64 },
     Disconnect { recfmt: u16 },
+    AuthenticationSend(AuthTransfer),
+    AuthenticationReceive(AuthTransfer),
+}
+
+/// What Authentication Send and Receive transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AuthTransfer {
+    /// Security protocol E9h and its specific fields 0101h: the one that NVMe defines.
+    pub(crate) protocol: bool,
+    /// Bytes (TL, AL).
+    pub(crate) len: u32,
+}
+
+impl AuthTransfer {
+    fn parse(command: &Command) -> Self {
+        let [_, spsp0, spsp1, secp] = command.cdw10.to_le_bytes();
+        Self { protocol: (spsp0, spsp1, secp) == (1, 1, 0xe9), len: command.cdw11 }
+    }
 }
 
 /// Which property, and of what size the host believes it to be.
@@ -65,6 +91,8 @@ impl FabricsCommand {
                 let [r0, r1, ..] = command.cdw10.to_le_bytes();
                 Ok(Self::Disconnect { recfmt: u16::from_le_bytes([r0, r1]) })
             }
+            FCTYPE_AUTH_SEND => Ok(Self::AuthenticationSend(AuthTransfer::parse(command))),
+            FCTYPE_AUTH_RECEIVE => Ok(Self::AuthenticationReceive(AuthTransfer::parse(command))),
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }
     }
@@ -188,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn only_four_command_types_exist() {
+    fn only_six_command_types_exist() {
         for fctype in 0..=0xff_u32 {
             let known = FabricsCommand::parse(&fabrics(fctype, [0; 6])).is_ok();
-            assert_eq!(known, [0, 1, 4, 8].contains(&fctype), "{fctype:x}");
+            assert_eq!(known, [0, 1, 4, 5, 6, 8].contains(&fctype), "{fctype:x}");
         }
     }
 

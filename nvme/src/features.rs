@@ -148,6 +148,11 @@ impl Features {
         self.kato
     }
 
+    /// Whether the host looks at the retry delay of a status (Advanced Command Retry Enable).
+    pub(crate) fn advanced_retry(&self) -> bool {
+        self.host_behavior.first() == Some(&1)
+    }
+
     /// Whether the host wants the notice of this bit.
     pub(crate) fn notice_enabled(&self, bit: u32) -> bool {
         self.async_events & bit != 0
@@ -292,7 +297,7 @@ impl Features {
     }
 
     /// Every field of Host Behavior Support is an enable of 0 or 1, and we have none of the behaviours but Advanced
-    /// Command Retry, which needs nothing of us (CRDT1 to 3 are zero).
+    /// Command Retry.
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Refused> {
         let data = data.get(..self.host_behavior.len()).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         if !matches!(data, [0 | 1, rest @ ..] if rest.iter().all(|&byte| byte == 0)) {

@@ -12,11 +12,15 @@ pub struct Sender {
     pub hostid: HostId,
     /// The port that it came by.
     pub portid: u16,
+    /// The registry's number for its host's NQN.
+    pub host: u64,
 }
 
 /// All that a command has to pass beside [`crate::io::check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gate {
+    /// Numbers of the hosts that see it, ascending; `None`: all do.
+    pub(crate) audience: Option<Box<[u64]>>,
     pub(crate) reservation: Option<Guard>,
     /// Ports through which it is not reached, and the answer there.
     pub(crate) unreached: Box<[(u16, Status)]>,
@@ -34,6 +38,9 @@ impl Gate {
     /// # Errors
     /// The status to answer with.
     pub fn check(&self, sender: &Sender, io: &IoCommand) -> Result<(), Status> {
+        if self.audience.as_ref().is_some_and(|hosts| hosts.binary_search(&sender.host).is_err()) {
+            return Err(crate::io::no_namespace());
+        }
         if let Some((_, status)) = self.unreached.iter().find(|(port, _)| *port == sender.portid) {
             return Err(*status);
         }

@@ -12,6 +12,7 @@ const CAP: u32 = 0x00;
 const VS: u32 = 0x08;
 const CC: u32 = 0x14;
 const CSTS: u32 = 0x1c;
+const NSSR: u32 = 0x20;
 const CRTO: u32 = 0x68;
 
 /// Version (VS): 2.0.
@@ -45,6 +46,8 @@ pub(crate) struct CcEffects {
     pub(crate) reset: bool,
     /// SHN asks for shutdown: settle I/O, then [`Properties::shutdown_done`].
     pub(crate) shutdown: bool,
+    /// An NVM subsystem reset is asked for.
+    pub(crate) subsystem_reset: bool,
 }
 
 /// The registers of one controller.
@@ -53,6 +56,10 @@ pub(crate) struct Properties {
     cap: u64,
     crto: u32,
     cc: u32,
+    /// An NVM subsystem reset can be asked for (CAP.NSSRS).
+    subsystem_reset: bool,
+    /// One took place since a host last said that it knows (CSTS.NSSRO).
+    subsystem_was_reset: bool,
     /// Command sets that CC.CSS may choose.
     css: &'static [u32],
     life: Life,
@@ -68,11 +75,15 @@ pub(crate) struct Capabilities {
     pub(crate) timeout: u8,
     /// Serves the NVM command set (an I/O controller), or admin commands only (a discovery controller).
     pub(crate) io: bool,
+    /// The host may reset the NVM subsystem.
+    pub(crate) subsystem_reset: bool,
+    /// A host did.
+    pub(crate) subsystem_was_reset: bool,
 }
 
 impl Properties {
     pub(crate) fn new(capabilities: Capabilities) -> Self {
-        let Capabilities { mqes, timeout, io } = capabilities;
+        let Capabilities { mqes, timeout, io, subsystem_reset, subsystem_was_reset } = capabilities;
         let mut cap = u64::from(mqes) | CAP_CQR | u64::from(timeout) << 24 | CAP_CSS_NVM | CAP_CRWMS;
         let css: &[u32] = if io {
             cap |= CAP_CSS_CSI;
@@ -83,7 +94,19 @@ impl Properties {
             // target offer.
             &[CSS_NVM, CSS_CSI, CSS_ADMIN_ONLY]
         };
-        Self { cap, crto: u32::from(timeout), cc: 0, css, life: Life::Disabled, shutdown: Shutdown::Normal }
+        if subsystem_reset {
+            cap |= CAP_NSSRS;
+        }
+        Self {
+            cap,
+            crto: u32::from(timeout),
+            cc: 0,
+            subsystem_reset,
+            subsystem_was_reset,
+            css,
+            life: Life::Disabled,
+            shutdown: Shutdown::Normal,
+        }
     }
 
     /// Property Get. The size must be that of the property.
@@ -94,17 +117,25 @@ impl Properties {
             (CC, 4) => Ok(self.cc.into()),
             (CSTS, 4) => Ok(self.csts().into()),
             (CRTO, 4) => Ok(self.crto.into()),
+            (NSSR, 4) if self.subsystem_reset => Ok(0),
             _ => Err(Status::INVALID_FIELD.dnr()),
         }
     }
 
-    /// Property Set: CC alone can be written. NSSR is absent (CAP.NSSRS = 0), CSTS has nothing to clear.
+    /// Property Set: CC can be written, and where a subsystem can be reset, NSSR, and the bit of CSTS that tells of that.
     pub(crate) fn set(&mut self, property: PropertyRef, value: u64) -> Result<CcEffects, Status> {
-        if (property.offset, property.size) != (CC, 4) {
-            return Err(Status::INVALID_FIELD.dnr());
+        let value = u32::try_from(value).map_err(|_| Status::INVALID_FIELD.dnr())?;
+        match (property.offset, property.size) {
+            (CC, 4) => Ok(self.set_cc(value)),
+            (NSSR, 4) if self.subsystem_reset => {
+                Ok(CcEffects { subsystem_reset: value == NSSR_RESET, ..CcEffects::default() })
+            }
+            (CSTS, 4) if self.subsystem_reset => {
+                self.subsystem_was_reset &= value & CSTS_NSSRO == 0;
+                Ok(CcEffects::default())
+            }
+            _ => Err(Status::INVALID_FIELD.dnr()),
         }
-        let cc = u32::try_from(value).map_err(|_| Status::INVALID_FIELD.dnr())?;
-        Ok(self.set_cc(cc))
     }
 
     fn set_cc(&mut self, cc: u32) -> CcEffects {
@@ -213,11 +244,13 @@ impl Properties {
             Shutdown::InProgress => 1 << 2,
             Shutdown::Complete => 2 << 2,
         };
-        life | shst
+        let reset = if self.subsystem_was_reset { CSTS_NSSRO } else { 0 };
+        life | shst | reset
     }
 }
 
 const CAP_CQR: u64 = 1 << 16;
+const CAP_NSSRS: u64 = 1 << 36;
 const CAP_CSS_NVM: u64 = 1 << 37;
 const CAP_CSS_CSI: u64 = 1 << 43;
 const CAP_CSS_ADMIN_ONLY: u64 = 1 << 44;
@@ -237,6 +270,10 @@ const CSS_ADMIN_ONLY: u32 = 7;
 
 const CSTS_RDY: u32 = 1;
 const CSTS_CFS: u32 = 1 << 1;
+const CSTS_NSSRO: u32 = 1 << 4;
+
+/// "NVMe", as a host writes it to reset the subsystem.
+const NSSR_RESET: u32 = 0x4e56_4d65;
 
 #[cfg(test)]
 mod tests {
@@ -246,7 +283,24 @@ mod tests {
     const ENABLE: u32 = 0x0046_0061;
 
     fn properties() -> Properties {
-        Properties::new(Capabilities { mqes: 1023, timeout: 30, io: true })
+        Properties::new(CAPABILITIES)
+    }
+
+    const CAPABILITIES: Capabilities =
+        Capabilities { mqes: 1023, timeout: 30, io: true, subsystem_reset: false, subsystem_was_reset: false };
+
+    #[test]
+    fn a_subsystem_reset_is_asked_for_by_its_word_alone() {
+        let mut p = Properties::new(Capabilities { subsystem_reset: true, ..CAPABILITIES });
+        assert_eq!(get(&p, CAP, 8), Some(0x0800_0830_1e01_03ff));
+        let mut write = |offset, value| p.set(PropertyRef { offset, size: 4 }, value);
+        assert_eq!(write(NSSR, 1), Ok(CcEffects::default()));
+        assert!(write(NSSR, 0x4e56_4d65).unwrap().subsystem_reset);
+        assert_eq!(get(&p, NSSR, 4), Some(0));
+        let mut p = Properties::new(Capabilities { subsystem_reset: true, subsystem_was_reset: true, ..CAPABILITIES });
+        assert_eq!(csts(&p), 1 << 4);
+        p.set(PropertyRef { offset: CSTS, size: 4 }, 1 << 4).unwrap();
+        assert_eq!(csts(&p), 0);
     }
 
     fn get(p: &Properties, offset: u32, size: u8) -> Option<u64> {
@@ -350,7 +404,7 @@ mod tests {
             (false, 1, false),
             (false, 7, true),
         ] {
-            let mut p = Properties::new(Capabilities { mqes: 127, timeout: 1, io });
+            let mut p = Properties::new(Capabilities { mqes: 127, timeout: 1, io, ..CAPABILITIES });
             write_cc(&mut p, 1 | css << 4);
             assert_eq!(p.is_ready(), ready, "{io} {css}");
         }

@@ -13,13 +13,14 @@ pub struct Status(u16);
 
 const DNR: u16 = 0x4000;
 const MORE: u16 = 0x2000;
+const CRD: u16 = 0x1800;
 const CODE: u16 = 0x07ff;
 
 impl Status {
     /// From the 15 bits of the wire (phase bit removed).
     #[must_use]
     pub const fn from_wire(bits: u16) -> Self {
-        Self(bits & (DNR | MORE | CODE))
+        Self(bits & (DNR | MORE | CRD | CODE))
     }
 
     /// The 15 bits of the wire, without the phase bit.
@@ -32,6 +33,12 @@ impl Status {
     #[must_use]
     pub const fn dnr(self) -> Self {
         Self(self.0 | DNR)
+    }
+
+    /// The same code with a Command Retry Delay (CRD): after the time of CRDT1.
+    #[must_use]
+    pub const fn retry_later(self) -> Self {
+        Self(self.0 & !CRD | 1 << 11)
     }
 
     /// Whether Do Not Retry is set.
@@ -123,6 +130,7 @@ codes! {
     CONNECT_INVALID_HOST = 0x184, "Connect Invalid Host";
     INVALID_QUEUE_TYPE = 0x185, "Invalid Queue Type";
     OVERLAPPING_IO_RANGE = 0x187, "Overlapping I/O Range";
+    AUTHENTICATION_REQUIRED = 0x191, "Authentication Required";
     DISCOVER_RESTART = 0x190, "Discover Restart";
     WRITE_FAULT = 0x280, "Write Fault";
     UNRECOVERED_READ_ERROR = 0x281, "Unrecovered Read Error";

@@ -11,10 +11,12 @@ use std::thread;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{AccessFlags, access};
 
+use super::keys::{HostSpec, read_secret};
 use super::problem::Problem;
 use super::size::Bytes;
 use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
 use crate::backend::Source;
+use crate::target::TargetError;
 
 /// Something to be looked at.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,8 @@ pub(crate) enum Addition<'a> {
     Subsystem(&'a SubsystemSpec),
     /// A namespace of the subsystem of this NQN.
     Namespace(&'a str, &'a NamespaceSpec),
+    /// A host of the subsystem of this NQN, with rules of its own.
+    Host(&'a str, &'a HostSpec),
     /// An address to listen on.
     Listener(&'a ListenAddress),
 }
@@ -47,7 +51,7 @@ pub(super) fn check_additions(config: &Config, name: &str, added: &[Addition<'_>
         added.iter().any(|one| match one {
             Addition::Subsystem(spec) => spec.nqn == nqn,
             Addition::Namespace(of, spec) => *of == nqn && spec.nsid == namespace.nsid,
-            Addition::Listener(_) => false,
+            Addition::Host(..) | Addition::Listener(_) => false,
         })
     };
     let mut served = HashSet::new();
@@ -66,6 +70,17 @@ pub(super) fn check_additions(config: &Config, name: &str, added: &[Addition<'_>
                 );
             }
             Ok(_) => {}
+        }
+    }
+    let hosts = added.iter().flat_map(|one| match one {
+        Addition::Subsystem(spec) => spec.host_specs.iter().map(|host| (spec.nqn.as_str(), host)).collect(),
+        Addition::Host(nqn, host) => vec![(*nqn, *host)],
+        Addition::Namespace(..) | Addition::Listener(_) => Vec::new(),
+    });
+    for (nqn, host) in hosts {
+        for refused in host.key_files().filter_map(|file| read_secret(file).err()) {
+            let TargetError { object, reason, remedy } = refused;
+            add(host.line, &format!("host {} of {nqn}", host.nqn), (format!("{object}: {reason}"), remedy));
         }
     }
     for one in added {

@@ -22,6 +22,7 @@
 
 mod host;
 mod ids;
+mod keys;
 mod open;
 mod parse;
 mod problem;
@@ -44,10 +45,11 @@ use uuid::Uuid;
 
 use crate::backend::BackendSpec;
 use crate::roce::Dcqcn;
-use crate::target;
+use crate::target::{self, Admission, Limits};
 
 pub(crate) use host::{Addition, may_lock_anything};
 pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
+pub use keys::HostSpec;
 pub use problem::{ConfigError, Problem};
 pub use quick::{Quick, machine_id};
 pub use size::{Bytes, parse_size};
@@ -59,6 +61,8 @@ pub struct Config {
     pub subsystems: Vec<SubsystemSpec>,
     /// None: port 4420 of every address that the provider can use.
     pub listeners: Vec<ListenAddress>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<ReferralSpec>,
     /// Everything else.
     pub options: Options,
 }
@@ -74,12 +78,40 @@ pub struct SubsystemSpec {
     pub model: Option<String>,
     /// Whether hosts need not be listed: so unless hosts are.
     pub allow_any_host: bool,
-    /// NQNs of the hosts that may connect.
+    /// NQNs of the hosts that may connect, those with rules of their own included.
     pub hosts: Vec<String>,
+    /// Hosts with rules of their own.
+    pub host_specs: Vec<HostSpec>,
     /// At least one.
     pub namespaces: Vec<NamespaceSpec>,
     /// How well groups of namespaces are reached at first, where not optimally.
     pub ana: Vec<AnaSpec>,
+    /// How many controllers it has at a time.
+    pub admission: Admission,
+}
+
+/// Another discovery service that hosts are told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReferralSpec {
+    /// Where it is; an address without scope.
+    pub address: ListenAddress,
+    /// Its name; `None`: the well-known one.
+    pub nqn: Option<String>,
+    /// NQNs of the hosts that are told; `None`: all.
+    pub hosts: Option<Vec<String>>,
+}
+
+impl ReferralSpec {
+    /// As a target takes it.
+    pub(crate) fn referral(&self) -> target::Referral {
+        target::Referral {
+            addr: SocketAddr::new(self.address.ip, self.address.port),
+            nqn: self.nqn.clone(),
+            hosts: self.hosts.clone(),
+            portid: 0,
+            provider: target::RdmaProvider::NotSpecified,
+        }
+    }
 }
 
 /// How well a group of namespaces is reached.
@@ -113,6 +145,10 @@ pub struct NamespaceSpec {
     pub eui64: [u8; 8],
     /// ANA group, 1 to 128.
     pub ana_group: u32,
+    /// NQNs of the hosts that see it; `None`: all hosts of the subsystem.
+    pub hosts: Option<Vec<String>>,
+    /// What all hosts together may do with it per second.
+    pub limits: Limits,
     /// Its line in the file, for messages.
     pub line: Option<usize>,
 }
@@ -120,7 +156,17 @@ pub struct NamespaceSpec {
 impl NamespaceSpec {
     /// A namespace with derived identifiers.
     pub fn new(nsid: u32, backend: BackendSpec) -> Self {
-        Self { nsid, backend, configured_uuid: None, configured_nguid: None, eui64: [0; 8], ana_group: 1, line: None }
+        Self {
+            nsid,
+            backend,
+            configured_uuid: None,
+            configured_nguid: None,
+            eui64: [0; 8],
+            ana_group: 1,
+            hosts: None,
+            limits: Limits::default(),
+            line: None,
+        }
     }
 
     /// Its UUID: as configured, else derived from what identifies the storage.
@@ -282,6 +328,12 @@ pub struct Options {
     pub cntlid: RangeInclusive<u16>,
     /// Granularity of keep alive timeouts (KAS), in milliseconds: a multiple of 100.
     pub keep_alive_granularity: u32,
+    /// Hosts may reset a subsystem.
+    pub subsystem_reset: bool,
+    /// When hosts should retry what failed for a reason that passes, in milliseconds: a multiple of 100; 0 leaves it to them.
+    pub retry_delay: u32,
+    /// NQN of the discovery subsystem beside the well-known one.
+    pub discovery_nqn: Option<String>,
     /// Where namespaces keep what has to survive a power loss: reservations and write protection. `None`: nowhere.
     pub state_dir: Option<PathBuf>,
     /// Let the software provider see IPv4 headers, for a whole check of each packet.
@@ -307,6 +359,9 @@ impl Default for Options {
             remote_invalidate: true,
             cntlid: CNTLID_MIN..=CNTLID_MAX,
             keep_alive_granularity: 1000,
+            subsystem_reset: false,
+            retry_delay: 0,
+            discovery_nqn: None,
             state_dir: None,
             raw_headers: false,
             dcqcn: Dcqcn::default(),
@@ -349,6 +404,9 @@ impl From<&Options> for target::Options {
             poll: options.poll,
             cntlid: (*options.cntlid.start(), *options.cntlid.end()),
             keep_alive_granularity: Duration::from_millis(options.keep_alive_granularity.into()),
+            subsystem_reset: options.subsystem_reset,
+            retry_delay: Duration::from_millis(options.retry_delay.into()),
+            discovery_nqn: options.discovery_nqn.clone(),
             ..defaults
         }
     }

@@ -19,6 +19,9 @@ impl Config {
         for subsystem in &self.subsystems {
             builder = builder.subsystem(subsystem.open()?);
         }
+        for referral in &self.referrals {
+            builder = builder.referral(referral.referral());
+        }
         if self.listeners.is_empty() {
             return Ok(builder.listen(SocketAddr::new(ListenAddress::any().ip, PORT)));
         }
@@ -48,6 +51,11 @@ impl SubsystemSpec {
             let listener = one.listener.as_ref().map(resolve).transpose()?;
             ana.push(target::AnaSpec { group: one.group, listener, state: one.state });
         }
+        let limits = self.host_specs.iter().map(|host| (host.nqn.clone(), host.limits)).collect();
+        let mut auth = Vec::new();
+        for host in &self.host_specs {
+            auth.extend(host.auth()?.map(|auth| (host.nqn.clone(), auth)));
+        }
         Ok(target::SubsystemSpec {
             nqn: self.nqn.clone(),
             serial: Some(self.serial.clone()),
@@ -56,6 +64,9 @@ impl SubsystemSpec {
             hosts: self.hosts.clone(),
             namespaces,
             ana,
+            auth,
+            limits,
+            admission: self.admission,
         })
     }
 }
@@ -71,6 +82,8 @@ impl NamespaceSpec {
             eui64: self.eui64,
             read_only: self.backend.read_only,
             ana_group: self.ana_group,
+            hosts: self.hosts.clone(),
+            limits: self.limits,
             ..target::NamespaceSpec::new(self.nsid, opened)
         })
     }

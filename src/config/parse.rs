@@ -9,15 +9,17 @@ use nvme::registry::AnaState;
 use toml::de::DeTable;
 use uuid::Uuid;
 
+use super::keys::{GROUPS, HASHES, HostSpec};
 use super::problem::ConfigError;
 use super::reader::{At, Problems, Section};
 use super::size::Bytes;
 use super::{
-    AnaSpec, CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, SubsystemSpec,
-    derive_serial,
+    AnaSpec, CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, ReferralSpec,
+    SubsystemSpec, derive_serial,
 };
 use crate::backend::{BackendSpec, FaultPlan, Source};
 use crate::roce::Dcqcn;
+use crate::target::{Admission, Duplicates, Limits};
 
 /// A file to start from: it serves something.
 pub(super) fn parse(text: &str, name: &str) -> Result<Config, ConfigError> {
@@ -56,6 +58,7 @@ struct Seen {
     ids: HashMap<(&'static str, Vec<u8>), usize>,
     paths: HashMap<PathBuf, usize>,
     addresses: HashMap<(std::net::IpAddr, Option<String>, u16), usize>,
+    referrals: HashMap<(std::net::SocketAddr, String), usize>,
 }
 
 fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Config {
@@ -66,12 +69,14 @@ fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>)
     let subsystems = subsystems.into_iter().map(|section| read_subsystem(section, seen, problems)).collect();
     let listeners = root.sections("listener", "listener", problems);
     let listeners = listeners.into_iter().filter_map(|section| read_listener(section, seen, problems)).collect();
+    let referrals = root.sections("referral", "referral", problems);
+    let referrals = referrals.into_iter().filter_map(|section| read_referral(section, seen, problems)).collect();
     let options = match root.section("options", "options", problems) {
-        Some(section) => read_options(section, problems),
+        Some(section) => read_options(section, seen, problems),
         None => Options::default(),
     };
     root.finish(problems);
-    Config { subsystems, listeners, options }
+    Config { subsystems, listeners, referrals, options }
 }
 
 fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> SubsystemSpec {
@@ -95,13 +100,16 @@ fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut 
     if allow_any_host == Some(true) && hosts.as_ref().is_some_and(|hosts| !hosts.is_empty()) {
         problems.add(section.at(), "subsystem.hosts", "contradicts allow_any_host = true", "leave one of them out");
     }
-    let allow_any_host = allow_any_host.unwrap_or_else(|| hosts.is_none());
-    let hosts = read_hosts(hosts.unwrap_or_default(), problems);
+    let specs = section.sections("host", "subsystem.host", problems);
+    let allow_any_host = allow_any_host.unwrap_or_else(|| hosts.is_none() && specs.is_empty());
+    let mut hosts = read_hosts(hosts.unwrap_or_default(), problems);
+    let host_specs = read_host_specs(specs, &mut hosts, problems);
     let sections = section.sections("namespace", "subsystem.namespace", problems);
     if sections.is_empty() && !seen.may_be_empty {
         let remedy = "add [[subsystem.namespace]] with a file, device, memory or null";
         problems.add(section.at(), "subsystem.namespace", "there is none", remedy);
     }
+    let admission = read_admission(&mut section, problems);
     let ana = section.sections("ana", "subsystem.ana", problems);
     let ana = ana.into_iter().filter_map(|section| read_ana(section, problems)).collect();
     let mut nsids = HashMap::new();
@@ -110,7 +118,36 @@ fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut 
         namespaces.extend(read_namespace(section, place, &mut nsids, seen, problems));
     }
     section.finish(problems);
-    SubsystemSpec { nqn, serial, model, allow_any_host, hosts, namespaces, ana }
+    SubsystemSpec { nqn, serial, model, allow_any_host, hosts, host_specs, namespaces, ana, admission }
+}
+
+fn read_admission(section: &mut Section<'_, '_>, problems: &mut Problems<'_>) -> Admission {
+    let mut count = |key| section.number(key, 1..u64::from(CNTLID_MAX) + 1, problems).map(|count| count.value as u16);
+    let (controllers, controllers_per_host) = (count("max_controllers"), count("max_controllers_per_host"));
+    let mut duplicates = Duplicates::Allow;
+    if let Some(word) = section.string("duplicate_hosts", problems) {
+        match DUPLICATES.iter().find(|(name, _)| *name == word.value) {
+            Some((_, known)) => duplicates = *known,
+            None => {
+                let remedy = "choose allow, refuse or replace";
+                problems.add(word.at, "subsystem.duplicate_hosts", format!("{:?} is none", word.value), remedy);
+            }
+        }
+    }
+    Admission { controllers, controllers_per_host, duplicates }
+}
+
+fn read_limits(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Limits {
+    let iops = section.number("iops", 1..MAX_IOPS, problems).map_or(0, |number| number.value);
+    let mut bytes = |key| section.size(key, 512..MAX_SIZE, problems).map_or(0, |size| size.value);
+    let limits = Limits {
+        iops,
+        bandwidth: bytes("bandwidth"),
+        read_bandwidth: bytes("read_bandwidth"),
+        write_bandwidth: bytes("write_bandwidth"),
+    };
+    section.finish(problems);
+    limits
 }
 
 fn read_ana(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Option<AnaSpec> {
@@ -143,15 +180,79 @@ fn read_ana(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Option
 }
 
 fn read_hosts(hosts: Vec<At<String>>, problems: &mut Problems<'_>) -> Vec<String> {
+    read_host_names(hosts, "subsystem.hosts", problems)
+}
+
+fn read_host_names(hosts: Vec<At<String>>, key: &str, problems: &mut Problems<'_>) -> Vec<String> {
     let mut seen = HashMap::new();
     for host in &hosts {
         if let Err(rule) = Nqn::lenient(&host.value) {
             let remedy = "give the host's own NQN, from /etc/nvme/hostnqn there";
-            problems.add(host.at, "subsystem.hosts", format!("{:?}: {rule}", host.value), remedy);
+            problems.add(host.at, key, format!("{:?}: {rule}", host.value), remedy);
         }
-        unique(&mut seen, host.value.clone(), host, "subsystem.hosts", "name each host once", problems);
+        unique(&mut seen, host.value.clone(), host, key, "name each host once", problems);
     }
     hosts.into_iter().map(|host| host.value).collect()
+}
+
+/// Hosts with rules of their own; each may connect, so it joins the list.
+fn read_host_specs(
+    sections: Vec<Section<'_, '_>>,
+    hosts: &mut Vec<String>,
+    problems: &mut Problems<'_>,
+) -> Vec<HostSpec> {
+    let mut specs = Vec::new();
+    for mut section in sections {
+        let Some(nqn) = section.string("nqn", problems) else {
+            missing(&section, "nqn", "give the host's own NQN, from /etc/nvme/hostnqn there", problems);
+            continue;
+        };
+        let nqn = read_hosts(vec![nqn], problems);
+        let Some(nqn) = nqn.into_iter().next() else { continue };
+        if hosts.contains(&nqn) {
+            problems.add(section.at(), "subsystem.host.nqn", format!("{nqn:?} is there twice"), "name each host once");
+        }
+        hosts.push(nqn.clone());
+        let mut spec = HostSpec::new(nqn);
+        spec.dhchap_key = section.string("dhchap_key", problems).map(|file| file.value.into());
+        spec.dhchap_controller_key = section.string("dhchap_controller_key", problems).map(|file| file.value.into());
+        if spec.dhchap_key.is_none() && spec.dhchap_controller_key.is_some() {
+            let remedy = "give the host's own as dhchap_key too";
+            problems.add(section.at(), "subsystem.host.dhchap_controller_key", "is not used alone", remedy);
+        }
+        words(&mut section, "dhchap_hashes", &HASHES, &mut spec.dhchap_hashes, problems);
+        words(&mut section, "dhchap_groups", &GROUPS, &mut spec.dhchap_groups, problems);
+        if let Some(limits) = section.section("limits", "subsystem.host.limits", problems) {
+            spec.limits = read_limits(limits, problems);
+        }
+        spec.line = Some(problems.line(section.at()));
+        section.finish(problems);
+        specs.push(spec);
+    }
+    specs
+}
+
+/// A list of known words, not empty.
+fn words<T: Copy>(
+    section: &mut Section<'_, '_>,
+    key: &'static str,
+    known: &[(&str, T)],
+    list: &mut Vec<T>,
+    problems: &mut Problems<'_>,
+) {
+    let Some(words) = section.strings(key, problems) else { return };
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let remedy = format!("choose from {}", names.join(", "));
+    if words.is_empty() {
+        problems.add(section.at(), &section.key(key), "is empty", &remedy);
+    }
+    list.clear();
+    for word in words {
+        match known.iter().find(|(name, _)| *name == word.value) {
+            Some((_, value)) => list.push(*value),
+            None => problems.add(word.at, &section.key(key), format!("{:?} is none", word.value), &remedy),
+        }
+    }
 }
 
 fn read_namespace(
@@ -178,6 +279,10 @@ fn read_namespace(
     let nguid = read_id(&mut section, "nguid", seen, problems, hex::<16>);
     let eui64 = read_id(&mut section, "eui64", seen, problems, hex::<8>);
     let ana_group = section.number("ana_group", ANA_GROUPS, problems).map_or(1, |group| group.value as u32);
+    let hosts = section.strings("hosts", problems);
+    let hosts = hosts.map(|hosts| read_host_names(hosts, "subsystem.namespace.hosts", problems));
+    let limits = section.section("limits", "subsystem.namespace.limits", problems);
+    let limits = limits.map(|section| read_limits(section, problems)).unwrap_or_default();
     let at = section.at();
     section.finish(problems);
     let source = source?;
@@ -194,6 +299,8 @@ fn read_namespace(
         configured_nguid: nguid,
         eui64: eui64.unwrap_or_default(),
         ana_group,
+        hosts,
+        limits,
         line: Some(problems.line(at)),
     })
 }
@@ -321,7 +428,42 @@ fn read_listener(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut P
     }
 }
 
-fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Options {
+fn read_referral(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Option<ReferralSpec> {
+    let text = section.string("address", problems);
+    let nqn = section.string("nqn", problems);
+    let hosts = section.strings("hosts", problems).map(|hosts| read_host_names(hosts, "referral.hosts", problems));
+    if text.is_none() {
+        missing(&section, "address", ADDRESS_REMEDY, problems);
+    }
+    let at = section.at();
+    section.finish(problems);
+    if let Some(nqn) = &nqn
+        && let Err(rule) = Nqn::lenient(&nqn.value)
+    {
+        problems.add(nqn.at, "referral.nqn", format!("{:?}: {rule}", nqn.value), NQN_REMEDY);
+    }
+    let text = text?;
+    let address = match text.value.parse::<ListenAddress>() {
+        Ok(address) if address.scope.is_some() || address.ip.is_unspecified() || address.ip.is_multicast() => {
+            let reason = format!("{:?} means nothing to a host", text.value);
+            problems.add(text.at, "referral.address", reason, "give one that hosts can connect to");
+            return None;
+        }
+        Ok(address) => address,
+        Err(reason) => {
+            problems.add(text.at, "referral.address", reason, ADDRESS_REMEDY);
+            return None;
+        }
+    };
+    let nqn = nqn.map(|nqn| nqn.value);
+    let name = nqn.clone().unwrap_or_else(|| nvme::DISCOVERY_NQN.to_owned());
+    let key = (std::net::SocketAddr::new(address.ip, address.port), name);
+    let place = At { value: text.value, at };
+    unique(&mut seen.referrals, key, &place, "referral.address", "refer to each service once", problems);
+    Some(ReferralSpec { address, nqn, hosts })
+}
+
+fn read_options(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Options {
     let mut options = Options::default();
     if let Some(text) = section.string("provider", problems) {
         match text.value.parse::<ProviderChoice>() {
@@ -351,6 +493,16 @@ fn read_options(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Op
         multiple(1 << 20, "pool_size", section.size("pool_size", 4 << 20..(1 << 40) + 1, problems), problems),
     );
     set(&mut options.receive_slots, section.number("receive_slots", 64..(1 << 20) + 1, problems));
+    set_flag(&mut options.subsystem_reset, section.bool("subsystem_reset", problems));
+    let delay = section.number("retry_delay", 0..6_553_501, problems);
+    set(&mut options.retry_delay, multiple(100, "retry_delay", delay, problems));
+    options.discovery_nqn = section.string("discovery_nqn", problems).map(|nqn| {
+        if let Err(rule) = Nqn::strict(&nqn.value) {
+            problems.add(nqn.at, "options.discovery_nqn", format!("{:?}: {rule}", nqn.value), NQN_REMEDY);
+        }
+        unique(&mut seen.nqns, nqn.value.clone(), &nqn, "options.discovery_nqn", "choose another NQN", problems);
+        nqn.value
+    });
     options.state_dir = section.string("state_dir", problems).map(|folder| {
         if !Path::new(&folder.value).is_absolute() {
             let reason = format!("{:?} is no absolute path", folder.value);
@@ -425,6 +577,9 @@ pub(super) const ANA_STATES: [(&str, AnaState); 5] = [
     ("persistent-loss", AnaState::PersistentLoss),
     ("change", AnaState::Change),
 ];
+pub(super) const DUPLICATES: [(&str, Duplicates); 3] =
+    [("allow", Duplicates::Allow), ("refuse", Duplicates::Refuse), ("replace", Duplicates::Replace)];
+const MAX_IOPS: u64 = 1_000_000_001;
 const STATE_REMEDY: &str = "give optimized, non-optimized, inaccessible, persistent-loss or change";
 /// Offsets of files are signed.
 const MAX_SIZE: u64 = 1 << 63;

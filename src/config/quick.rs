@@ -61,11 +61,13 @@ impl Config {
             model: None,
             allow_any_host: true,
             hosts: Vec::new(),
+            host_specs: Vec::new(),
             namespaces: vec![namespace],
             ana: Vec::new(),
+            admission: Default::default(),
         };
         let options = Options { provider: quick.provider, ..Options::default() };
-        Ok(Self { subsystems: vec![subsystem], listeners, options })
+        Ok(Self { subsystems: vec![subsystem], listeners, referrals: Vec::new(), options })
     }
 }
 

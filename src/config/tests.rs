@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::backend::{FaultPlan, Source};
+use crate::target::{Group, Hash};
 
 const GOOD: &str = r#"
 [[subsystem]]
@@ -233,6 +234,37 @@ fn option_limits_hold_on_both_sides() {
         let lines = with_options(outside);
         assert_eq!(lines.len(), 1, "{outside}: {lines:?}");
         assert!(lines[0].starts_with("f.toml:6: ") || lines[0].starts_with("f.toml:7: "), "{lines:?}");
+    }
+}
+
+#[test]
+fn hosts_with_rules_of_their_own_join_the_list() {
+    let read = |keys: &str| {
+        let text = format!(
+            "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n{keys}\n[[subsystem.namespace]]\nnull = \"1G\"\n"
+        );
+        Config::parse(&text, "f")
+    };
+    let host = "[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_key = \"/k\"\ndhchap_groups = [\"null\"]\n";
+    let config = read(&format!("hosts = [\"nqn.g\"]\n{host}")).unwrap();
+    let subsystem = &config.subsystems[0];
+    assert_eq!((subsystem.allow_any_host, &subsystem.hosts[..]), (false, &["nqn.g".to_owned(), "nqn.h".into()][..]));
+    let spec = &subsystem.host_specs[0];
+    assert_eq!((&spec.dhchap_key, &spec.dhchap_groups[..]), (&Some("/k".into()), &[Group::Null][..]));
+    assert_eq!(spec.dhchap_hashes, Hash::ALL);
+    assert!(!read(host).unwrap().subsystems[0].allow_any_host, "the list is not empty");
+    assert!(read(&format!("allow_any_host = true\n{host}")).unwrap().subsystems[0].allow_any_host);
+    for (keys, named) in [
+        ("[[subsystem.host]]\ndhchap_key = \"/k\"", "subsystem.host.nqn"),
+        ("hosts = [\"nqn.h\"]\n[[subsystem.host]]\nnqn = \"nqn.h\"", "twice"),
+        ("[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_controller_key = \"/k\"", "dhchap_key"),
+        ("[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_hashes = [\"md5\"]", "sha256, sha384, sha512"),
+        ("[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_groups = []", "empty"),
+        ("[[subsystem.host]]\nnqn = \"nqn.h\"\nkey = \"/k\"", "key"),
+    ] {
+        let problems = read(keys).unwrap_err();
+        assert_eq!(problems.0.len(), 1, "{keys}: {problems}");
+        assert!(problems.to_string().contains(named), "{keys}: {problems}");
     }
 }
 

@@ -3,12 +3,18 @@
 
 use std::time::Duration;
 
+use nvme::auth::{Group, Hash};
 use toml::{Table, Value};
 
+use super::keys::{GROUPS, HASHES, HostSpec};
+use super::parse::DUPLICATES;
 use super::size::Bytes;
-use super::{AnaSpec, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, ana_state_name, derive_serial};
+use super::{
+    AnaSpec, Config, ListenAddress, NamespaceSpec, Options, ReferralSpec, SubsystemSpec, ana_state_name, derive_serial,
+};
 use crate::backend::{FaultPlan, Source};
 use crate::roce::Dcqcn;
+use crate::target::{Duplicates, Limits};
 
 impl Config {
     /// As the text of a configuration file.
@@ -16,6 +22,7 @@ impl Config {
         let mut root = Table::new();
         put_all(&mut root, "subsystem", self.subsystems.iter().map(subsystem));
         put_all(&mut root, "listener", self.listeners.iter().map(listener));
+        put_all(&mut root, "referral", self.referrals.iter().map(referral));
         let options = options(&self.options);
         if !options.is_empty() {
             root.insert("options".into(), Value::Table(options));
@@ -48,12 +55,75 @@ fn subsystem(subsystem: &SubsystemSpec) -> Table {
     if let Some(model) = &subsystem.model {
         put(&mut table, "model", model.as_str());
     }
-    if !subsystem.allow_any_host {
-        put(&mut table, "hosts", subsystem.hosts.clone());
+    let plain = |host: &&String| !subsystem.host_specs.iter().any(|spec| spec.nqn == **host);
+    let hosts: Vec<String> = subsystem.hosts.iter().filter(plain).cloned().collect();
+    match (subsystem.allow_any_host, subsystem.host_specs.is_empty()) {
+        // Hosts with rules of their own say by themselves that not any host may.
+        (true, false) => put(&mut table, "allow_any_host", true),
+        (false, false) if hosts.is_empty() => {}
+        (false, _) => put(&mut table, "hosts", hosts),
+        (true, true) => {}
     }
+    let admission = &subsystem.admission;
+    for (key, count) in
+        [("max_controllers", admission.controllers), ("max_controllers_per_host", admission.controllers_per_host)]
+    {
+        if let Some(count) = count {
+            put(&mut table, key, i64::from(count));
+        }
+    }
+    if let Some((word, _)) = DUPLICATES.iter().find(|(_, known)| *known == admission.duplicates)
+        && admission.duplicates != Duplicates::default()
+    {
+        put(&mut table, "duplicate_hosts", *word);
+    }
+    put_all(&mut table, "host", subsystem.host_specs.iter().map(host));
     put_all(&mut table, "ana", subsystem.ana.iter().map(ana));
     put_all(&mut table, "namespace", subsystem.namespaces.iter().map(namespace));
     table
+}
+
+fn host(host: &HostSpec) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "nqn", host.nqn.as_str());
+    for (key, file) in [("dhchap_key", &host.dhchap_key), ("dhchap_controller_key", &host.dhchap_controller_key)] {
+        if let Some(file) = file {
+            put(&mut table, key, file.display().to_string());
+        }
+    }
+    if host.dhchap_hashes != Hash::ALL {
+        put(&mut table, "dhchap_hashes", words(&host.dhchap_hashes, &HASHES));
+    }
+    if host.dhchap_groups != Group::ALL {
+        put(&mut table, "dhchap_groups", words(&host.dhchap_groups, &GROUPS));
+    }
+    put_limits(&mut table, &host.limits);
+    table
+}
+
+fn put_limits(table: &mut Table, limits: &Limits) {
+    if *limits == Limits::default() {
+        return;
+    }
+    let mut limited = Table::new();
+    if limits.iops != 0 {
+        put(&mut limited, "iops", limits.iops as i64);
+    }
+    for (key, rate) in [
+        ("bandwidth", limits.bandwidth),
+        ("read_bandwidth", limits.read_bandwidth),
+        ("write_bandwidth", limits.write_bandwidth),
+    ] {
+        if rate != 0 {
+            put_size(&mut limited, key, rate);
+        }
+    }
+    put(table, "limits", limited);
+}
+
+fn words<T: PartialEq>(list: &[T], known: &[(&'static str, T)]) -> Vec<&'static str> {
+    let word = |value: &T| known.iter().find(|(_, known)| known == value).map(|(word, _)| *word);
+    list.iter().filter_map(word).collect()
 }
 
 fn ana(ana: &AnaSpec) -> Table {
@@ -101,6 +171,10 @@ fn namespace(namespace: &NamespaceSpec) -> Table {
     if namespace.ana_group != 1 {
         put(&mut table, "ana_group", i64::from(namespace.ana_group));
     }
+    if let Some(hosts) = &namespace.hosts {
+        put(&mut table, "hosts", hosts.clone());
+    }
+    put_limits(&mut table, &namespace.limits);
     if let Some(plan) = &backend.faults {
         put(&mut table, "faults", faults(plan));
     }
@@ -126,6 +200,18 @@ fn listener(listener: &ListenAddress) -> Table {
     table
 }
 
+fn referral(referral: &ReferralSpec) -> Table {
+    let mut table = Table::new();
+    put(&mut table, "address", referral.address.to_string());
+    if let Some(nqn) = &referral.nqn {
+        put(&mut table, "nqn", nqn.as_str());
+    }
+    if let Some(hosts) = &referral.hosts {
+        put(&mut table, "hosts", hosts.clone());
+    }
+    table
+}
+
 fn options(options: &Options) -> Table {
     let default = Options::default();
     let mut table = Table::new();
@@ -143,6 +229,7 @@ fn options(options: &Options) -> Table {
     number("receive_slots", options.receive_slots.into(), default.receive_slots.into());
     let granularity = (options.keep_alive_granularity, default.keep_alive_granularity);
     number("keep_alive_granularity", granularity.0.into(), granularity.1.into());
+    number("retry_delay", options.retry_delay.into(), default.retry_delay.into());
     number("cntlid_min", (*options.cntlid.start()).into(), (*default.cntlid.start()).into());
     number("cntlid_max", (*options.cntlid.end()).into(), (*default.cntlid.end()).into());
     for (key, size, default) in [
@@ -157,6 +244,7 @@ fn options(options: &Options) -> Table {
         ("poll", options.poll, default.poll),
         ("remote_invalidate", options.remote_invalidate, default.remote_invalidate),
         ("raw_headers", options.raw_headers, default.raw_headers),
+        ("subsystem_reset", options.subsystem_reset, default.subsystem_reset),
     ] {
         if set != default {
             put(&mut table, key, set);
@@ -164,6 +252,9 @@ fn options(options: &Options) -> Table {
     }
     if options.provider != default.provider {
         put(&mut table, "provider", options.provider.to_string());
+    }
+    if let Some(nqn) = &options.discovery_nqn {
+        put(&mut table, "discovery_nqn", nqn.as_str());
     }
     if let Some(folder) = &options.state_dir {
         put(&mut table, "state_dir", folder.display().to_string());
@@ -213,6 +304,9 @@ mod tests {
 nqn = "nqn.2024-01.io.example:one"
 serial = "S1"
 model = "M \"quoted\" \\ model"
+max_controllers = 9
+max_controllers_per_host = 2
+duplicate_hosts = "replace"
 hosts = ["nqn.2014-08.org.nvmexpress:uuid:07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5", "odd.host"]
 [[subsystem.ana]]
 group = 9
@@ -230,9 +324,31 @@ uuid = "07e4a0a6-41d5-4bff-96b2-8a173dcfb6b5"
 nguid = "000102030405060708090a0b0c0d0e0f"
 eui64 = "0102030405060708"
 ana_group = 9
+hosts = ["odd.host"]
+limits = { iops = 1000, bandwidth = "100M" }
 [[subsystem.namespace]]
 device = "/dev/sdz"
 read_only = true
+[[subsystem.host]]
+nqn = "nqn.strong"
+dhchap_key = "/etc/farside/a.key"
+dhchap_controller_key = "/etc/farside/b.key"
+dhchap_hashes = ["sha512", "sha256"]
+dhchap_groups = ["ffdhe2048", "null"]
+limits = { read_bandwidth = "10M", write_bandwidth = "1M" }
+[[subsystem]]
+nqn = "nqn.2024-01.io.example:three"
+allow_any_host = true
+[[subsystem.host]]
+nqn = "nqn.known"
+[[subsystem.namespace]]
+null = "1G"
+[[subsystem]]
+nqn = "nqn.2024-01.io.example:four"
+[[subsystem.host]]
+nqn = "nqn.known"
+[[subsystem.namespace]]
+null = "1G"
 [[subsystem]]
 nqn = "nqn.2024-01.io.example:two"
 hosts = []
@@ -246,8 +362,15 @@ address = "192.0.2.1"
 tos = 104
 [[listener]]
 address = "[2001:db8::1]:4421"
+[[referral]]
+address = "192.0.2.9:8009"
+[[referral]]
+address = "[2001:db8::9]:8009"
+nqn = "nqn.2024-01.io.example:discovery-2"
+hosts = ["odd.host"]
 [options]
 provider = "soft"
+discovery_nqn = "nqn.2024-01.io.example:discovery"
 reactors = 3
 io_queues = 8
 queue_depth = 64
@@ -258,6 +381,8 @@ receive_slots = 512
 poll = true
 remote_invalidate = false
 raw_headers = true
+subsystem_reset = true
+retry_delay = 300
 keep_alive_granularity = 500
 cntlid_min = 10
 cntlid_max = 20
@@ -280,6 +405,7 @@ cnp_interval_us = 25
     fn read(text: &str) -> Config {
         let mut config = Config::parse(text, "test").unwrap_or_else(|error| panic!("{error}\n{text}"));
         config.subsystems.iter_mut().flat_map(|one| &mut one.namespaces).for_each(|one| one.line = None);
+        config.subsystems.iter_mut().flat_map(|one| &mut one.host_specs).for_each(|one| one.line = None);
         config.listeners.iter_mut().for_each(|one| one.line = None);
         config
     }

@@ -27,6 +27,8 @@ pub(super) fn text(status: &Status, counters: &Counters) -> String {
     let mut one = |name: &str, kind: &str, help: &str, value: u64| family(name, kind, help, &[(String::new(), value)]);
     one("connections_accepted_total", "counter", "Connections accepted.", counters.connections_accepted);
     one("connections_rejected_total", "counter", "Connections rejected.", counters.connections_rejected);
+    let help = "Times that hosts authenticated, on each queue and each time.";
+    one("authentications_total", "counter", help, counters.authentications);
     one("controllers", "gauge", "Controllers.", counters.controllers as u64);
     one("queues", "gauge", "Connected queues.", counters.queues as u64);
     one("commands", "gauge", "Commands under way.", counters.requests as u64);
@@ -148,7 +150,7 @@ mod tests {
         assert!(text.contains("\nfarside_queues 7\n"), "{text}");
         assert!(text.contains("farside_namespace_reads_total{nqn=\"nqn.\\\"x\\\"\",nsid=\"2\"} 20\n"), "{text}");
         let families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
-        assert_eq!(families.len(), 12);
+        assert_eq!(families.len(), 13);
         for family in &families {
             let name = family.split(' ').nth(2).unwrap();
             let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name)).count();

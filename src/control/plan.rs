@@ -5,9 +5,10 @@ use std::fmt;
 use super::protocol::Failure;
 use crate::backend::Source;
 use crate::config::{
-    Addition, AnaSpec, Bytes, Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec, ana_state_name,
+    Addition, AnaSpec, Bytes, Config, HostSpec, ListenAddress, NamespaceSpec, Options, ReferralSpec, SubsystemSpec,
+    ana_state_name,
 };
-use crate::target::{AnaState, Target};
+use crate::target::{Admission, AnaState, Limits, Target};
 
 /// One step. [`Change::inverse`] takes it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,10 +27,22 @@ pub enum Change {
     RemoveHost(String, String),
     /// Whether any host may connect to the subsystem of this NQN.
     AllowAnyHost(String, bool),
+    /// What is asked of a host of the subsystem of this NQN, from the one to the other.
+    Host(String, HostSpec, HostSpec),
     /// ANA states of the subsystem of this NQN, from these to those.
     Ana(String, Vec<AnaSpec>, Vec<AnaSpec>),
     /// The ANA group of a namespace of the subsystem of this NQN, from the one to the other.
     AnaGroup(String, u32, u32, u32),
+    /// Which hosts see a namespace of the subsystem of this NQN, from these to those.
+    NamespaceHosts(String, u32, Option<Vec<String>>, Option<Vec<String>>),
+    /// What may be done with a namespace of the subsystem of this NQN, from the one to the other.
+    NamespaceLimits(String, u32, Limits, Limits),
+    /// How many controllers the subsystem of this NQN has, from the one to the other.
+    Admission(String, Admission, Admission),
+    /// Another discovery service to tell hosts of.
+    AddReferral(ReferralSpec),
+    /// The same, away.
+    RemoveReferral(ReferralSpec),
     /// An address to listen on.
     AddListener(ListenAddress),
     /// The same, away.
@@ -48,8 +61,14 @@ impl Change {
             Self::AllowHost(nqn, host) => Self::RemoveHost(nqn, host),
             Self::RemoveHost(nqn, host) => Self::AllowHost(nqn, host),
             Self::AllowAnyHost(nqn, allow) => Self::AllowAnyHost(nqn, !allow),
+            Self::Host(nqn, from, to) => Self::Host(nqn, to, from),
             Self::Ana(nqn, from, to) => Self::Ana(nqn, to, from),
             Self::AnaGroup(nqn, nsid, from, to) => Self::AnaGroup(nqn, nsid, to, from),
+            Self::NamespaceHosts(nqn, nsid, from, to) => Self::NamespaceHosts(nqn, nsid, to, from),
+            Self::NamespaceLimits(nqn, nsid, from, to) => Self::NamespaceLimits(nqn, nsid, to, from),
+            Self::Admission(nqn, from, to) => Self::Admission(nqn, to, from),
+            Self::AddReferral(referral) => Self::RemoveReferral(referral),
+            Self::RemoveReferral(referral) => Self::AddReferral(referral),
             Self::AddListener(listener) => Self::RemoveListener(listener),
             Self::RemoveListener(listener) => Self::AddListener(listener),
         }
@@ -60,6 +79,7 @@ impl Change {
         match self {
             Self::AddSubsystem(spec) => Some(Addition::Subsystem(spec)),
             Self::AddNamespace(nqn, spec) => Some(Addition::Namespace(nqn, spec)),
+            Self::Host(nqn, _, spec) => Some(Addition::Host(nqn, spec)),
             Self::AddListener(listener) => Some(Addition::Listener(listener)),
             _ => None,
         }
@@ -75,6 +95,13 @@ impl Change {
             Self::AllowHost(nqn, host) => target.allow_host(nqn, host)?,
             Self::RemoveHost(nqn, host) => target.remove_host(nqn, host)?,
             Self::AllowAnyHost(nqn, allow) => target.set_allow_any_host(nqn, *allow)?,
+            Self::Host(nqn, _, to) => {
+                target.set_host_auth(nqn, &to.nqn, to.auth()?)?;
+                target.set_host_limits(nqn, &to.nqn, to.limits)?;
+            }
+            Self::NamespaceHosts(nqn, nsid, _, to) => target.set_namespace_hosts(nqn, *nsid, to.as_deref())?,
+            Self::NamespaceLimits(nqn, nsid, _, to) => target.set_namespace_limits(nqn, *nsid, *to)?,
+            Self::Admission(nqn, _, to) => target.set_admission(nqn, *to)?,
             Self::Ana(nqn, from, to) => {
                 let optimized = from.iter().map(|one| AnaSpec { state: AnaState::Optimized, ..one.clone() });
                 let kept =
@@ -90,6 +117,8 @@ impl Change {
                 }
             }
             Self::AnaGroup(nqn, nsid, _, group) => target.set_ana_group(nqn, *nsid, *group)?,
+            Self::AddReferral(referral) => target.add_referral(referral.referral())?,
+            Self::RemoveReferral(referral) => target.remove_referral(&referral.referral())?,
             Self::AddListener(listener) => target.add_listener(resolve(listener)?, listener.tos)?,
             Self::RemoveListener(listener) => target.remove_listener(resolve(listener)?)?,
         }
@@ -114,6 +143,25 @@ impl fmt::Display for Change {
             Self::RemoveHost(nqn, host) => write!(f, "- host {host} of {nqn}"),
             Self::AllowAnyHost(nqn, true) => write!(f, "+ any host of {nqn}"),
             Self::AllowAnyHost(nqn, false) => write!(f, "- any host of {nqn}"),
+            Self::Host(nqn, from, to) => {
+                write!(f, "~ host {} of {nqn}:", to.nqn)?;
+                if from.limits != to.limits {
+                    write!(f, " {};", shown(&to.limits))?;
+                }
+                f.write_str(if to.dhchap_key.is_none() { " no authentication" } else { " authentication" })
+            }
+            Self::NamespaceHosts(nqn, nsid, _, None) => write!(f, "~ namespace {nsid} of {nqn}: all hosts see it"),
+            Self::NamespaceHosts(nqn, nsid, _, Some(hosts)) => {
+                write!(f, "~ namespace {nsid} of {nqn}: hosts that see it: {}", hosts.join(", "))
+            }
+            Self::NamespaceLimits(nqn, nsid, _, to) => write!(f, "~ namespace {nsid} of {nqn}: {}", shown(to)),
+            Self::Admission(nqn, _, to) => {
+                let Admission { controllers, controllers_per_host, duplicates } = to;
+                let count =
+                    |count: &Option<u16>| count.map_or_else(|| "any number".to_owned(), |count| count.to_string());
+                let (all, each) = (count(controllers), count(controllers_per_host));
+                write!(f, "~ controllers of {nqn}: {all}, of one host: {each}; a host that comes twice: {duplicates:?}")
+            }
             Self::Ana(nqn, _, to) => {
                 write!(f, "~ ANA states of {nqn}:")?;
                 if to.is_empty() {
@@ -126,10 +174,21 @@ impl fmt::Display for Change {
                 })
             }
             Self::AnaGroup(nqn, nsid, from, to) => write!(f, "~ namespace {nsid} of {nqn}: ANA group {from} -> {to}"),
+            Self::AddReferral(referral) => write!(f, "+ referral to {}", referral.address),
+            Self::RemoveReferral(referral) => write!(f, "- referral to {}", referral.address),
             Self::AddListener(listener) => write!(f, "+ listener {listener}"),
             Self::RemoveListener(listener) => write!(f, "- listener {listener}"),
         }
     }
+}
+
+fn shown(limits: &Limits) -> String {
+    let Limits { iops, bandwidth, read_bandwidth, write_bandwidth } = *limits;
+    let bytes = |what: &str, rate| (rate != 0).then(|| format!("{what} {}/s", Bytes(rate)));
+    let commands = (iops != 0).then(|| format!("{iops} commands/s"));
+    let parts = [commands, bytes("all", bandwidth), bytes("read", read_bandwidth), bytes("written", write_bandwidth)];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "no limit".into() } else { format!("at most {}", parts.join(", ")) }
 }
 
 fn source(spec: &NamespaceSpec) -> String {
@@ -163,6 +222,10 @@ pub fn plan(old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
             come.push(Change::AddSubsystem(after.clone()));
         }
     }
+    let left = old.referrals.iter().filter(|one| !new.referrals.contains(one));
+    gone.extend(left.cloned().map(Change::RemoveReferral));
+    let new_ones = new.referrals.iter().filter(|one| !old.referrals.contains(one));
+    come.extend(new_ones.cloned().map(Change::AddReferral));
     let (before, after) = (listeners(old), listeners(new));
     let missing = |all: &[ListenAddress], one: &ListenAddress| !all.iter().any(|other| same_listener(other, one));
     gone.extend(before.iter().filter(|one| missing(&after, one)).cloned().map(Change::RemoveListener));
@@ -182,12 +245,39 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     come.extend(new.map(|one| Change::AddNamespace(nqn.clone(), one.clone())));
     for after in &after.namespaces {
         let same = before.namespaces.iter().find(|before| same_namespace(before, after));
-        if let Some(before) = same.filter(|before| before.ana_group != after.ana_group) {
+        let Some(before) = same else { continue };
+        if before.ana_group != after.ana_group {
             come.push(Change::AnaGroup(nqn.clone(), after.nsid, before.ana_group, after.ana_group));
         }
+        if before.hosts != after.hosts {
+            let (from, to) = (before.hosts.clone(), after.hosts.clone());
+            come.push(Change::NamespaceHosts(nqn.clone(), after.nsid, from, to));
+        }
+        if before.limits != after.limits {
+            come.push(Change::NamespaceLimits(nqn.clone(), after.nsid, before.limits, after.limits));
+        }
+    }
+    if before.admission != after.admission {
+        come.push(Change::Admission(nqn.clone(), before.admission, after.admission));
     }
     if before.ana != after.ana {
         come.push(Change::Ana(nqn.clone(), before.ana.clone(), after.ana.clone()));
+    }
+    // What is asked of a host holds from before it may connect until after it may not.
+    let mut relaxed = Vec::new();
+    let rules = |subsystem: &SubsystemSpec, host: &str| {
+        let found = subsystem.host_specs.iter().find(|one| one.nqn == *host);
+        HostSpec { line: None, ..found.cloned().unwrap_or_else(|| HostSpec::new(host)) }
+    };
+    let mut named: Vec<&String> = before.host_specs.iter().chain(&after.host_specs).map(|one| &one.nqn).collect();
+    named.sort_unstable();
+    named.dedup();
+    for host in named {
+        let (from, to) = (rules(before, host), rules(after, host));
+        if from != to {
+            let list = if to.dhchap_key.is_some() { &mut *come } else { &mut relaxed };
+            list.push(Change::Host(nqn.clone(), from, to));
+        }
     }
     // Hosts that stay must be on the list before "any" goes, and hosts that go are refused after it went.
     let new = after.hosts.iter().filter(|host| !before.hosts.contains(host));
@@ -197,11 +287,15 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     }
     let left = before.hosts.iter().filter(|host| !after.hosts.contains(host));
     come.extend(left.map(|host| Change::RemoveHost(nqn.clone(), host.clone())));
+    come.append(&mut relaxed);
 }
 
 /// Places in a file do not matter, and what can change while it is served.
 fn same_namespace(a: &NamespaceSpec, b: &NamespaceSpec) -> bool {
-    let bare = |one: &NamespaceSpec| NamespaceSpec { line: None, ana_group: 1, ..one.clone() };
+    let bare = |one: &NamespaceSpec| {
+        let limits = Limits::default();
+        NamespaceSpec { line: None, ana_group: 1, hosts: None, limits, ..one.clone() }
+    };
     bare(a) == bare(b)
 }
 
@@ -228,6 +322,9 @@ fn check_options(old: &Options, new: &Options) -> Result<(), Failure> {
         ("pool_size", old.pool_size != new.pool_size),
         ("receive_slots", old.receive_slots != new.receive_slots),
         ("poll", old.poll != new.poll),
+        ("subsystem_reset", old.subsystem_reset != new.subsystem_reset),
+        ("retry_delay", old.retry_delay != new.retry_delay),
+        ("discovery_nqn", old.discovery_nqn != new.discovery_nqn),
     ];
     let named: Vec<&str> = differs.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
     let object = if named.is_empty() { "options".to_owned() } else { format!("options.{}", named.join(", options.")) };
@@ -269,6 +366,18 @@ mod tests {
         let back: Vec<Change> = plan(&old, &new).unwrap().iter().map(Change::inverse).collect();
         assert_eq!(back.iter().rev().cloned().collect::<Vec<_>>().len(), plan(&new, &old).unwrap().len());
         assert!(plan(&new, &old).unwrap().iter().all(|change| back.contains(change)));
+    }
+
+    #[test]
+    fn authentication_is_asked_before_a_host_may_connect_and_until_it_may_not() {
+        let host = "[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_key = \"/k\"";
+        let old = config(&subsystem("a", "hosts = []", &["null = \"1G\""]), "");
+        let new = config(&subsystem("a", host, &["null = \"1G\""]), "");
+        let nqn = "nqn.2024-01.io.example:a";
+        let expected = [format!("~ host nqn.h of {nqn}: authentication"), format!("+ host nqn.h of {nqn}")];
+        assert_eq!(steps(&old, &new), expected);
+        let expected = [format!("- host nqn.h of {nqn}"), format!("~ host nqn.h of {nqn}: no authentication")];
+        assert_eq!(steps(&new, &old), expected);
     }
 
     #[test]

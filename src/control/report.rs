@@ -16,6 +16,7 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
         "counters": {
             "connections_accepted": counters.connections_accepted,
             "connections_rejected": counters.connections_rejected,
+            "authentications": counters.authentications,
             "controllers": counters.controllers,
             "queues": counters.queues,
             "commands": counters.requests,

@@ -121,6 +121,16 @@ pub fn property_set(offset: u32, value: u32) -> Sqe {
     Sqe::fabrics(0x00).cdw(11, offset).cdw(12, value)
 }
 
+/// Authentication Send of a message of `len` bytes.
+pub fn authentication_send(len: u32) -> Sqe {
+    Sqe::fabrics(0x05).cdw(10, 0xe901_0100).cdw(11, len)
+}
+
+/// Authentication Receive of a message of up to `len` bytes.
+pub fn authentication_receive(len: u32) -> Sqe {
+    Sqe::fabrics(0x06).cdw(10, 0xe901_0100).cdw(11, len)
+}
+
 /// Identify.
 pub fn identify(cns: u8, nsid: u32, cntid: u16) -> Sqe {
     Sqe::new(0x06).nsid(nsid).cdw(10, u32::from(cns) | u32::from(cntid) << 16)

@@ -13,7 +13,7 @@ use nvme::registry::AbortReply;
 use nvme::reservation::HostId;
 use nvme::status::Status;
 
-use super::fused::Pairing;
+use super::fused::Detour;
 use super::locks::NamespaceKey;
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
@@ -133,6 +133,7 @@ impl<P: Provider> Reactor<P> {
             State::WaitBuffer
             | State::WaitCredits
             | State::Fenced
+            | State::Throttled
             | State::AwaitsSecond
             | State::FusedReady
             | State::LockWait
@@ -141,8 +142,8 @@ impl<P: Provider> Reactor<P> {
                 self.wait_admin_buffer.retain(|other| *other != id);
                 let queue = &mut self.queues[at as usize];
                 queue.wait_credits.retain(|other| *other != id);
-                if queue.pairing == Pairing::First(id) {
-                    queue.pairing = Pairing::Failed;
+                if queue.detour == Detour::First(id) {
+                    queue.detour = Detour::Failed;
                 }
                 let was_fenced = !queue.fenced.is_empty();
                 queue.fenced.retain(|other| *other != id);

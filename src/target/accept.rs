@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use super::fused::Pairing;
+use super::fused::Detour;
 use super::memory::{Home, SlotId};
 use super::options::ADMIN_IN_CAPSULE;
 use super::private_data::{QueueRequest, RejectStatus};
@@ -108,7 +108,7 @@ impl<P: Provider> Reactor<P> {
             wait_reads: VecDeque::with_capacity(entries as usize),
             fenced: VecDeque::new(),
             executing: 0,
-            pairing: Pairing::None,
+            detour: Detour::None,
         });
         if device.by_qp.len() <= qp.0 as usize {
             device.by_qp.resize(qp.0 as usize + 1, 0);

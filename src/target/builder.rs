@@ -7,21 +7,25 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nvme::auth::HostAuth;
 use nvme::registry::{
-    AnaState, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Registry, RegistryConfig,
+    Admission, AnaState, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Referral, Registry,
+    RegistryConfig,
 };
 use tracing::{error, info};
 use uuid::Uuid;
 
+use super::authenticate::random;
 use super::control::ControlThread;
 use super::counters::{Counters, IoTotals, count};
 use super::keeper::Keeper;
+use super::limits::Limits;
 use super::live::{ListenerMap, Live, subsystem_config};
 use super::namespace::Published;
 use super::operate::Running;
 use super::options::Options;
 use super::reactor::{Reactor, open_ring};
-use super::shared::{ControlMessage, Shared};
+use super::shared::{Control, ControlMessage, Shared};
 use crate::backend::{Backend, BackendInfo};
 use crate::config::derive_uuid;
 use crate::rdma::soft::SoftOptions;
@@ -67,6 +71,10 @@ pub struct NamespaceSpec {
     pub read_only: bool,
     /// ANA group, 1 to 128.
     pub ana_group: u32,
+    /// NQNs of the hosts that see it; `None` = all hosts of the subsystem.
+    pub hosts: Option<Vec<String>>,
+    /// What all hosts together may do with it.
+    pub limits: Limits,
 }
 
 impl NamespaceSpec {
@@ -81,6 +89,8 @@ impl NamespaceSpec {
             eui64: [0; 8],
             read_only: false,
             ana_group: 1,
+            hosts: None,
+            limits: Limits::default(),
         }
     }
 }
@@ -102,6 +112,12 @@ pub struct SubsystemSpec {
     pub namespaces: Vec<NamespaceSpec>,
     /// How well groups of its namespaces are reached at first, where not optimally.
     pub ana: Vec<AnaSpec>,
+    /// Hosts that have to authenticate, and how.
+    pub auth: Vec<(String, HostAuth)>,
+    /// What hosts may do with its namespaces.
+    pub limits: Vec<(String, Limits)>,
+    /// How many controllers it has at a time.
+    pub admission: Admission,
 }
 
 /// How well a group of namespaces is reached.
@@ -126,6 +142,9 @@ impl SubsystemSpec {
             hosts: Vec::new(),
             namespaces: Vec::new(),
             ana: Vec::new(),
+            auth: Vec::new(),
+            limits: Vec::new(),
+            admission: Admission::default(),
         }
     }
 
@@ -173,6 +192,7 @@ pub struct TargetBuilder {
     options: Options,
     subsystems: Vec<SubsystemSpec>,
     listeners: Vec<(SocketAddr, Option<u8>)>,
+    referrals: Vec<Referral>,
     identify_overrides: Vec<nvme::registry::IdentifyOverride>,
     state_dir: Option<PathBuf>,
     soft: SoftOptions,
@@ -293,6 +313,13 @@ impl TargetBuilder {
         self
     }
 
+    /// Tells hosts of another discovery service.
+    #[must_use]
+    pub fn referral(mut self, referral: Referral) -> Self {
+        self.referrals.push(referral);
+        self
+    }
+
     /// A test's hook: makes fields of Identify data wrong on purpose, to see what a host does.
     #[must_use]
     pub fn identify_override(mut self, cns: u8, offset: usize, bytes: Vec<u8>) -> Self {
@@ -313,6 +340,10 @@ impl TargetBuilder {
             keep_alive_granularity: options.keep_alive_granularity,
             cntlids: options.cntlid.0..=options.cntlid.1,
             identify_overrides: self.identify_overrides.clone(),
+            discovery_nqn: options.discovery_nqn.clone(),
+            subsystem_reset: options.subsystem_reset,
+            retry_delay: options.retry_delay,
+            random: Some(random),
             ..RegistryConfig::default()
         });
         let (mut published, mut served) = (Vec::new(), Vec::new());
@@ -321,6 +352,9 @@ impl TargetBuilder {
                 TargetError::new(format!("subsystem {}", subsystem.nqn), error, "")
             };
             let id = registry.add_subsystem(&subsystem_config(subsystem)).map_err(refuse)?;
+            for (host, auth) in &subsystem.auth {
+                registry.set_host_auth(id, host, Some(auth.clone())).map_err(refuse)?;
+            }
             let mut namespaces = Vec::new();
             for spec in &subsystem.namespaces {
                 let info = spec.backend.info();
@@ -345,6 +379,10 @@ impl TargetBuilder {
             registry
                 .add_listener(listener)
                 .map_err(|error| TargetError::new(format!("listener {address}"), error, ""))?;
+        }
+        for referral in &self.referrals {
+            let refuse = |error| TargetError::new(format!("referral to {}", referral.addr), error, "");
+            registry.add_referral(referral.clone()).map_err(refuse)?;
         }
         for subsystem in &self.subsystems {
             set_first_states(&mut registry, subsystem)?;
@@ -387,6 +425,7 @@ impl TargetBuilder {
             for namespace in &published {
                 control.published.insert((namespace.subsystem, namespace.view.nsid), namespace.clone());
             }
+            self.subsystems.iter().for_each(|subsystem| limit_hosts(control, subsystem));
         });
         let shared = Arc::new(shared);
         let cm = provider.open_cm().map_err(|error| TargetError::new(error.what, error.reason, error.remedy))?;
@@ -457,6 +496,17 @@ pub(super) fn set_first_states(registry: &mut Registry, subsystem: &SubsystemSpe
     Ok(())
 }
 
+/// Hosts of a subsystem get the limits that it starts with.
+pub(super) fn limit_hosts(control: &mut Control, subsystem: &SubsystemSpec) {
+    let name = |text: &str| nvme::Nqn::lenient(text).ok();
+    let Some(id) = name(&subsystem.nqn).and_then(|nqn| control.registry.find_subsystem(&nqn)) else { return };
+    for (host, limits) in &subsystem.limits {
+        if let Some(host) = name(host) {
+            control.limiter(id, host).set(*limits);
+        }
+    }
+}
+
 /// A checked description.
 struct Built {
     registry: Registry,
@@ -496,6 +546,7 @@ impl<P: Provider> Threads<P> {
         {
             error!("the control thread had panicked");
         }
+        self.shared.calculator.stop();
         if let Some(keeper) = &self.shared.keeper {
             keeper.stop();
         }
@@ -616,6 +667,7 @@ pub(super) fn namespace_config(
         compare: true,
         verify: true,
         copy: true,
+        hosts: spec.hosts.clone(),
         ana_group: spec.ana_group,
         reservations: true,
         persistent: keeper.is_some(),

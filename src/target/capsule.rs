@@ -12,7 +12,8 @@ use nvme::sgl::{self, Sgl};
 use nvme::status::Status;
 use tracing::{debug, warn};
 
-use super::fused::Pairing;
+use super::fused::Detour;
+use super::limits::Line;
 use super::memory::{Home, SlotId};
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
@@ -96,20 +97,20 @@ impl<P: Provider> Reactor<P> {
             Ok(Next::Acquire) => self.acquire(id, now),
             Ok(Next::Waits) => {}
             Err(status) => {
-                self.record_failure(id, status, now);
+                let status = self.record_failure(id, status, now);
                 self.finish(id, Completion::failed(cid, status), now);
             }
         }
     }
 
     /// A failed command leaves a line and, on an I/O queue, an entry in its controller's error log (the registry keeps its own
-    /// admin failures).
-    pub(crate) fn record_failure(&self, id: RequestId, status: Status, _now: Duration) {
+    /// admin failures). Returns what to answer: the status may get a retry delay.
+    pub(crate) fn record_failure(&self, id: RequestId, status: Status, _now: Duration) -> Status {
         let request = &self.requests[id];
         let queue = &self.queues[request.queue as usize];
         let Subject { opcode, nsid, lba } = request.subject;
         debug!(qid = queue.request.qid, cid = request.cid, opcode, nsid, lba, %status, "command failed");
-        let Some(association) = queue.association.as_ref().filter(|_| !queue.is_admin()) else { return };
+        let Some(association) = queue.association.as_ref().filter(|_| !queue.is_admin()) else { return status };
         let error = CommandError {
             sqid: queue.request.qid,
             cid: request.cid,
@@ -119,7 +120,7 @@ impl<P: Provider> Reactor<P> {
             status,
             location: nvme::io::error_location(status),
         };
-        self.shared.with_control(|control| control.registry.record_error(association.ctrl, &error));
+        self.shared.with_control(|control| control.registry.record_error(association.ctrl, &error))
     }
 
     /// Posts a receive again, or frees its slot when the queues that needed it are gone.
@@ -160,10 +161,12 @@ impl<P: Provider> Reactor<P> {
         }
         if command.is_fabrics() {
             let (ctrl, qid) = (association.ctrl, queue.request.qid);
-            let action = self.shared.with_control(|control| control.registry.io_fabrics(ctrl, qid, &command, now));
+            let action =
+                self.shared.with_control(|control| control.registry.io_fabrics(ctrl, qid, &command, None, now));
+            self.note_authentication(at);
             return self.apply(at, id, command, action, capsule);
         }
-        if command.fuse != Fuse::Normal || queue.pairing != Pairing::None {
+        if command.fuse != Fuse::Normal || queue.detour != Detour::None {
             return self.begin_fused(at, id, &command, capsule, now);
         }
         self.begin_io(at, id, &command, capsule)
@@ -200,6 +203,7 @@ impl<P: Provider> Reactor<P> {
         if let Some(gate) = &namespace.gate {
             gate.check(&association.sender, &io)?;
         }
+        let limited = association.limiter.is_on() || namespace.limiter.is_on();
         let direction = match io.direction() {
             Transfer::ToHost => Direction::ToHost,
             Transfer::FromHost => Direction::FromHost,
@@ -220,6 +224,9 @@ impl<P: Provider> Reactor<P> {
         };
         request.job = Job::Io { namespace: at, command: io };
         request.epoch = epoch;
+        if limited {
+            request.line = Line::Host;
+        }
         request.scratch_len = scratch_len;
         request.changes_media = io.changes_media();
         self.map(id, &command.sgl, direction, len, capsule)
@@ -277,6 +284,12 @@ impl<P: Provider> Reactor<P> {
                 self.requests[id].completion = completion;
                 Ok(Next::Acquire)
             }
+            Action::SendLast { data, completion } => {
+                self.requests[id].close_after = true;
+                self.apply(at, id, command, Action::SendData { data, completion }, capsule)
+            }
+            // What is computed comes with data.
+            Action::Compute { .. } => Err(Status::INTERNAL_ERROR),
             Action::SendData { data, completion } => {
                 let len = u32::try_from(data.len()).map_err(|_| Status::INTERNAL_ERROR)?;
                 self.map(id, &command.sgl, Direction::ToHost, len, capsule)?;

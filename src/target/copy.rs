@@ -85,7 +85,7 @@ impl<P: Provider> Reactor<P> {
         let sources = match parsed {
             Ok(sources) => sources,
             Err((status, range)) => {
-                self.record_failure(id, status, now);
+                let status = self.record_failure(id, status, now);
                 return self.finish(id, Completion { result: range.into(), cid, status }, now);
             }
         };

@@ -16,6 +16,8 @@ pub struct Counters {
     pub connections_rejected: u64,
     /// Controllers, those that are being torn down included.
     pub controllers: usize,
+    /// How often hosts authenticated since the start, on each queue and each time.
+    pub authentications: u64,
     /// Queues.
     pub queues: usize,
     /// Commands under way.
@@ -69,6 +71,7 @@ pub(crate) fn count<P: Provider>(shared: &Shared<P>) -> Counters {
         connections_accepted: shared.counters.connections_accepted.load(Ordering::Relaxed),
         connections_rejected: shared.counters.connections_rejected.load(Ordering::Relaxed),
         controllers: shared.with_control(|control| control.registry.controllers().count()),
+        authentications: shared.with_control(|control| control.registry.authentications()),
         ..Counters::default()
     };
     for port in &shared.reactors {

@@ -11,6 +11,7 @@ use nvme::completion::Completion;
 use nvme::sgl::KeyedSgl;
 use tracing::warn;
 
+use super::limits::Line;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, RequestId, State, Tag, TagKind};
@@ -21,6 +22,9 @@ use crate::rdma::{Access, Endpoint, PostError, Provider, SendOp, SendWr, Sge};
 impl<P: Provider> Reactor<P> {
     /// Reserves buffer and credits, waiting in order where they are short, then goes on.
     pub(crate) fn acquire(&mut self, id: RequestId, now: Duration) {
+        if self.requests[id].line != Line::None && !self.has_its_turn(id, now) {
+            return;
+        }
         let admin = self.queues[self.requests[id].queue as usize].is_admin();
         let waits = if admin { &self.wait_admin_buffer } else { &self.wait_buffer };
         if self.needs_buffer(id) && (!waits.is_empty() || !self.take_buffers(id, admin)) {

@@ -11,6 +11,7 @@ use nvme::status::Status;
 use tracing::{debug, info, warn};
 
 use super::abort::has_several_operations;
+use super::fused::Detour;
 use super::namespace::IoCounters;
 use super::queue::{Association, Life};
 use super::reactor::Reactor;
@@ -184,7 +185,7 @@ impl<P: Provider> Reactor<P> {
         self.count(namespace, &command, id, &result);
         let request = &self.requests[id];
         let cid = request.cid;
-        let status = match result {
+        let mut status = match result {
             Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),
             Ok(()) if has_several_operations(&command) && request.abort.is_some() => {
@@ -200,7 +201,7 @@ impl<P: Provider> Reactor<P> {
             return self.finish_special(id, namespace, status, now);
         }
         if !status.is_success() {
-            self.record_failure(id, status, now);
+            status = self.record_failure(id, status, now);
         }
         self.finish(id, Completion::failed(cid, status), now);
     }
@@ -248,7 +249,7 @@ impl<P: Provider> Reactor<P> {
         if let Some(settle) = extra.settle.take() {
             self.shared.with_control(|control| control.registry.settle_failed(&settle));
         }
-        self.record_failure(id, status, now);
+        completion.status = self.record_failure(id, status, now);
         self.finish(id, completion, now);
     }
 
@@ -297,11 +298,21 @@ impl<P: Provider> Reactor<P> {
             return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);
         };
         let data = request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + len));
-        let action = self.shared.with_control(|control| control.registry.admin(association.ctrl, command, data, now));
+        let (ctrl, qid, at) = (association.ctrl, queue.request.qid, request.queue);
+        let action = self.shared.with_control(|control| match qid {
+            0 => control.registry.admin(ctrl, command, data, now),
+            _ => control.registry.io_fabrics(ctrl, qid, command, data, now),
+        });
+        self.note_authentication(at);
         let completion = match action {
             nvme::registry::Action::Complete(completion) => completion,
             nvme::registry::Action::Settle { settle, completion } => {
                 return self.start_settling(id, settle, completion);
+            }
+            nvme::registry::Action::Compute { job } => return self.start_computing(id, job),
+            nvme::registry::Action::DisconnectQueue { completion } => {
+                self.requests[id].close_after = true;
+                completion
             }
             other => {
                 warn!(?other, "an admin command with data was answered in a way that has no meaning");
@@ -334,13 +345,16 @@ impl<P: Provider> Reactor<P> {
             control.queues.entry(connected.ctrl).or_default().push(reference);
             let fence = control.fence(connected.subsystem, host_id);
             let portid = control.registry.port_of(context.local);
-            let begins = connected.qid == 0;
-            let older =
-                if begins { control.older_life(connected.ctrl, connected.subsystem, host_id) } else { Vec::new() };
-            Ok((connected, fence, portid, older))
+            let older = match (connected.replaces, connected.qid) {
+                (true, _) => control.published_of(connected.subsystem).map(|(nsid, _)| nsid).collect(),
+                (false, 0) => control.older_life(connected.ctrl, connected.subsystem, host_id),
+                (false, _) => Vec::new(),
+            };
+            let limiter = control.limiter_of(connected.ctrl);
+            Ok((connected, fence, portid, older, limiter))
         });
         match outcome {
-            Ok((connected, fence, portid, older)) => {
+            Ok((connected, fence, portid, older, limiter)) => {
                 self.fence_off(connected.subsystem, &older, &fence);
                 let queue = &mut self.queues[at as usize];
                 let (peer, cntlid, reactor) = (queue.peer, connected.cntlid, self.index);
@@ -351,8 +365,11 @@ impl<P: Provider> Reactor<P> {
                 }
                 let place = self.namespaces.place(connected.subsystem);
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
-                let sender = Sender { hostid: host_id, portid };
-                queue.association = Some(Association { ctrl, subsystem, place, sender, fence });
+                let sender = Sender { hostid: host_id, portid, host: connected.host };
+                queue.association = Some(Association { ctrl, subsystem, place, sender, limiter, fence });
+                if connected.authenticate && connected.qid != 0 {
+                    queue.detour = Detour::Unauthenticated;
+                }
                 queue.sq_entries = u32::from(connected.sqsize) + 1;
                 queue.no_sqhd = connected.sq_flow_control_disabled;
                 self.shared.control_mail.send(ControlMessage::Deadline);

@@ -16,15 +16,17 @@ use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use crate::rdma::Provider;
 
-/// The first half of a pair, at the queue that it came by.
+/// What keeps commands of an I/O queue from the straight way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Pairing {
+pub(crate) enum Detour {
     #[default]
     None,
-    /// It waits for the second half.
+    /// The first half of a fused pair waits for the second.
     First(RequestId),
-    /// It was refused, and so the second half will be.
+    /// The first half of a fused pair was refused, and so the second half will be.
     Failed,
+    /// Its host has not proven itself: nothing is taken.
+    Unauthenticated,
 }
 
 impl<P: Provider> Reactor<P> {
@@ -37,13 +39,17 @@ impl<P: Provider> Reactor<P> {
         capsule: Capsule,
         now: Duration,
     ) -> Result<Next, Status> {
-        let before = std::mem::take(&mut self.queues[at as usize].pairing);
+        let before = std::mem::take(&mut self.queues[at as usize].detour);
         match (before, command.fuse) {
-            (Pairing::First(first), Fuse::Second) => self.join(at, first, id, command, capsule, now),
-            (Pairing::Failed, Fuse::Second) => Err(Status::FAILED_FUSED),
-            (Pairing::None, Fuse::Second) => Err(Status::MISSING_FUSED.dnr()),
+            (Detour::First(first), Fuse::Second) => self.join(at, first, id, command, capsule, now),
+            (Detour::Failed, Fuse::Second) => Err(Status::FAILED_FUSED),
+            (Detour::Unauthenticated, _) => {
+                self.queues[at as usize].detour = Detour::Unauthenticated;
+                Err(Status::AUTHENTICATION_REQUIRED.dnr())
+            }
+            (Detour::None, Fuse::Second) => Err(Status::MISSING_FUSED.dnr()),
             (before, fuse) => {
-                if let Pairing::First(first) = before {
+                if let Detour::First(first) = before {
                     self.fail(first, Status::MISSING_FUSED.dnr(), now);
                 }
                 if fuse == Fuse::Normal {
@@ -52,10 +58,10 @@ impl<P: Provider> Reactor<P> {
                 let prepared = self.prepare_io(at, id, command, capsule);
                 let queue = &mut self.queues[at as usize];
                 if let Err(status) = prepared {
-                    queue.pairing = Pairing::Failed;
+                    queue.detour = Detour::Failed;
                     return Err(status);
                 }
-                queue.pairing = Pairing::First(id);
+                queue.detour = Detour::First(id);
                 self.requests[id].state = State::AwaitsSecond;
                 Ok(Next::Waits)
             }
@@ -98,7 +104,7 @@ impl<P: Provider> Reactor<P> {
 
     fn fail(&mut self, id: RequestId, status: Status, now: Duration) {
         let cid = self.requests[id].cid;
-        self.record_failure(id, status, now);
+        let status = self.record_failure(id, status, now);
         self.finish(id, Completion::failed(cid, status), now);
     }
 

@@ -16,7 +16,10 @@ use nvme::nqn::Nqn;
 use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig, SubsystemId};
 use uuid::Uuid;
 
-use super::builder::{NamespaceSpec, SubsystemSpec, Target, TargetError, namespace_config, set_first_states};
+use super::builder::{
+    NamespaceSpec, SubsystemSpec, Target, TargetError, limit_hosts, namespace_config, set_first_states,
+};
+use super::limits::Limiter;
 use super::locks::NamespaceKey;
 use super::namespace::{IoCounters, Published};
 use super::reactor::Reactor;
@@ -210,7 +213,17 @@ impl Target {
         let _guard = self.live.lock();
         let config = subsystem_config(spec);
         // Hosts hear of it when its namespaces are there.
-        let (added, _held) = self.control_held(|control| control.registry.add_subsystem(&config));
+        let (added, _held) = self.control_held(|control| {
+            let id = control.registry.add_subsystem(&config)?;
+            let mut hosts = spec.auth.iter();
+            let asked = hosts.try_for_each(|(host, auth)| control.registry.set_host_auth(id, host, Some(auth.clone())));
+            if asked.is_err() {
+                // Without them it would be open to hosts that have to prove themselves.
+                let _ = control.registry.remove_subsystem(id);
+            }
+            limit_hosts(control, spec);
+            asked.map(|()| id)
+        });
         let id = added.map_err(|error| refused(format!("subsystem {}", spec.nqn), error))?;
         let mut namespaces = spec.namespaces.iter();
         let added = namespaces.try_for_each(|namespace| self.open_namespace(id, &spec.nqn, namespace));
@@ -460,6 +473,7 @@ impl Target {
         let nsids = self.control(|control| {
             let nsids: Vec<u32> = control.published_of(id).map(|(nsid, _)| nsid).collect();
             control.published.retain(|(subsystem, _), _| *subsystem != id);
+            control.forget_limits(id);
             control.registry.remove_subsystem(id).map(|()| nsids)
         });
         let nsids = nsids.map_err(|error| refused(format!("subsystem {nqn}"), error))?;
@@ -494,6 +508,7 @@ pub(crate) fn subsystem_config(spec: &SubsystemSpec) -> SubsystemConfig {
         model: spec.model.clone(),
         allow_any_host: spec.allow_any_host,
         hosts: spec.hosts.clone(),
+        admission: spec.admission,
     }
 }
 
@@ -551,6 +566,7 @@ impl Published {
         reactors: usize,
     ) -> Self {
         let counters = (0..reactors).map(|_| IoCounters::default()).collect();
-        Self { subsystem, nqn: nqn.into(), view, gate, backend: Arc::clone(&spec.backend), counters }
+        let limiter = Arc::new(Limiter::new(spec.limits));
+        Self { subsystem, nqn: nqn.into(), view, gate, limiter, backend: Arc::clone(&spec.backend), counters }
     }
 }

@@ -15,6 +15,7 @@
 
 mod abort;
 mod accept;
+mod authenticate;
 mod builder;
 mod capsule;
 mod control;
@@ -24,6 +25,7 @@ mod data;
 mod execute;
 mod fused;
 mod keeper;
+mod limits;
 mod live;
 mod locks;
 mod mailbox;
@@ -46,8 +48,10 @@ mod ticket;
 
 pub use builder::{AnaSpec, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
 pub use counters::{Counters, IoTotals};
+pub use limits::Limits;
 pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus};
-pub use nvme::registry::{AnaState, WriteProtection};
+pub use nvme::auth::{Group, Hash, HostAuth, Secret};
+pub use nvme::registry::{Admission, AnaState, Duplicates, RdmaProvider, Referral, WriteProtection};
 pub use options::{MemoryPlan, Options};
 #[cfg(test)]
 pub(crate) use simulated::SimTarget;

@@ -8,6 +8,7 @@ use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
 use nvme::status::Status;
 
+use super::limits::Limiter;
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
 use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueContext, Submit};
@@ -49,6 +50,8 @@ pub(crate) struct Published {
     pub(crate) nqn: Arc<str>,
     pub(crate) view: NamespaceView,
     pub(crate) gate: Option<Arc<Gate>>,
+    /// What all hosts together may do with it.
+    pub(crate) limiter: Arc<Limiter>,
     pub(crate) backend: Arc<dyn Backend>,
     /// One per reactor.
     pub(crate) counters: Arc<[IoCounters]>,
@@ -59,6 +62,7 @@ pub(crate) struct Namespace {
     pub(crate) view: NamespaceView,
     /// What keeps commands of some hosts out.
     pub(crate) gate: Option<Arc<Gate>>,
+    pub(crate) limiter: Arc<Limiter>,
     /// Counts the views that were published.
     pub(crate) epoch: u32,
     /// The epoch at which a command may go to the backend without another look: none while there are locks.
@@ -166,6 +170,7 @@ impl Namespaces {
             key: (published.subsystem, published.view.nsid),
             view: published.view,
             gate: published.gate,
+            limiter: published.limiter,
             epoch: 0,
             start_epoch: 0,
             locks: Vec::new(),

@@ -8,10 +8,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use nvme::Nqn;
-use nvme::registry::{AnaState, ConfigError, Drain, Registry, SubsystemId, WriteProtection};
+use nvme::auth::HostAuth;
+use nvme::registry::{Admission, AnaState, ConfigError, Drain, Referral, Registry, SubsystemId, WriteProtection};
 
 use super::builder::{Target, TargetError};
 use super::keeper::Keeper;
+use super::limits::Limits;
 use super::live::OpenNamespace;
 use super::locks::NamespaceKey;
 use super::shared::{Control, ControlMessage, Message, Shared};
@@ -40,6 +42,9 @@ pub(crate) trait Running: Send + Sync {
 
     /// The target's clock.
     fn now(&self) -> Duration;
+
+    /// Has commands that wait for their turn looked at again.
+    fn limits_changed(&self);
 
     /// Waits until every reactor acts on the last change and its commands that `drain` names have ended.
     fn settle(&self, key: NamespaceKey, drain: Drain);
@@ -88,6 +93,10 @@ impl<P: Provider> Running for Arc<Shared<P>> {
             let _ = done.send(());
         });
         let _ = settled.recv();
+    }
+
+    fn limits_changed(&self) {
+        self.broadcast(|| Message::LimitsChanged);
     }
 
     fn keeper(&self) -> Option<&Keeper> {
@@ -153,6 +162,69 @@ impl Target {
         Ok(())
     }
 
+    /// Has a host prove who it is, from its next connection or its next exchange on; `None` asks it no more. Connections stay:
+    /// a host that is to use a new secret authenticates again by itself, or is disconnected.
+    ///
+    /// # Errors
+    /// The subsystem is not served, or the host's NQN breaks a rule.
+    pub fn set_host_auth(&self, nqn: &str, host: &str, auth: Option<HostAuth>) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        self.registry(host, |registry| registry.set_host_auth(id, host, auth.clone()))
+    }
+
+    /// Says which hosts see a namespace; `None` = all of the subsystem. Returns when that holds and, where a host may see it no
+    /// more, the commands in progress on it have ended.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace, or an NQN breaks a rule.
+    pub fn set_namespace_hosts(&self, nqn: &str, nsid: u32, hosts: Option<&[String]>) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        self.registry(nqn, |registry| registry.set_namespace_hosts(id, nsid, hosts))?;
+        self.running.settle((id, nsid), Drain::Everything);
+        Ok(())
+    }
+
+    /// Says how many controllers a subsystem has at a time. Those that are too many stay.
+    ///
+    /// # Errors
+    /// There is no such subsystem.
+    pub fn set_admission(&self, nqn: &str, admission: Admission) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        self.registry(nqn, |registry| registry.set_admission(id, admission))
+    }
+
+    /// Says what all hosts together may do with a namespace per second.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace.
+    pub fn set_namespace_limits(&self, nqn: &str, nsid: u32, limits: Limits) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        let mut found = false;
+        self.running.control(&mut |control| {
+            if let Some(published) = control.published.get(&(id, nsid)) {
+                published.limiter.set(limits);
+                found = true;
+            }
+        });
+        if !found {
+            return Err(TargetError::new(nqn, ConfigError::NoSuchNamespace(nsid), ""));
+        }
+        self.running.limits_changed();
+        Ok(())
+    }
+
+    /// Says what a host may do with a subsystem's namespaces per second, through all of its queues.
+    ///
+    /// # Errors
+    /// There is no such subsystem, or the host's NQN breaks a rule.
+    pub fn set_host_limits(&self, nqn: &str, host: &str, limits: Limits) -> Result<(), TargetError> {
+        let id = self.subsystem(nqn)?;
+        let name = Nqn::lenient(host).map_err(|rule| TargetError::new(format!("host {host} of {nqn}"), rule, ""))?;
+        self.running.control(&mut |control| control.limiter(id, name.clone()).set(limits));
+        self.running.limits_changed();
+        Ok(())
+    }
+
     /// Moves a namespace to another ANA group.
     ///
     /// # Errors
@@ -162,6 +234,23 @@ impl Target {
         self.registry(nqn, |registry| registry.set_ana_group(id, nsid, group))?;
         self.running.settle((id, nsid), Drain::Nothing);
         Ok(())
+    }
+
+    /// Tells hosts of another discovery service; those with a discovery controller are told at once.
+    ///
+    /// # Errors
+    /// No host can connect to its address, or hosts are told of it already.
+    pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
+        self.registry(&format!("referral to {}", referral.addr), |registry| registry.add_referral(referral.clone()))
+    }
+
+    /// Tells hosts no more of the discovery service of that address and name.
+    ///
+    /// # Errors
+    /// They are not told of it.
+    pub fn remove_referral(&self, referral: &Referral) -> Result<(), TargetError> {
+        let (addr, nqn) = (referral.addr, referral.nqn.as_deref());
+        self.registry(&format!("referral to {addr}"), |registry| registry.remove_referral(addr, nqn))
     }
 
     fn subsystem(&self, nqn: &str) -> Result<SubsystemId, TargetError> {

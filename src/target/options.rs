@@ -39,6 +39,12 @@ pub struct Options {
     pub cntlid: (u16, u16),
     /// Granularity of keep alive timeouts (KAS): a multiple of 100 ms.
     pub keep_alive_granularity: Duration,
+    /// Hosts may reset a subsystem, which disconnects all of its hosts.
+    pub subsystem_reset: bool,
+    /// When hosts should retry what failed for a reason that passes: a multiple of 100 ms; zero leaves it to them.
+    pub retry_delay: Duration,
+    /// NQN of the discovery subsystem beside the well-known one; `None` = none.
+    pub discovery_nqn: Option<String>,
 }
 
 impl Default for Options {
@@ -58,6 +64,9 @@ impl Default for Options {
             poll_window: Duration::from_micros(50),
             cntlid: (1, 0xffef),
             keep_alive_granularity: Duration::from_secs(1),
+            subsystem_reset: false,
+            retry_delay: Duration::ZERO,
+            discovery_nqn: None,
         }
     }
 }

@@ -118,6 +118,7 @@ impl<P: Provider> Reactor<P> {
                 self.retire(key);
                 // What waits for a lock there would wait for ever.
                 self.retry_locked(at, now);
+                self.end_turns(at, now);
             }
         }
     }
@@ -194,7 +195,7 @@ impl<P: Provider> Reactor<P> {
         let namespace = &mut self.namespaces[at];
         if let Err(status) = namespace.recheck(command, &sender) {
             let cid = self.requests[id].cid;
-            self.record_failure(id, status, now);
+            let status = self.record_failure(id, status, now);
             self.finish(id, Completion::failed(cid, status), now);
             return false;
         }

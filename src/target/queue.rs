@@ -9,7 +9,8 @@ use std::time::Duration;
 use nvme::gate::Sender;
 use nvme::registry::{ControllerId, KillReason, SubsystemId};
 
-use super::fused::Pairing;
+use super::fused::Detour;
+use super::limits::Limiter;
 use super::private_data::QueueRequest;
 use super::request::RequestId;
 use super::shared::{Activity, Fence, QueueKey};
@@ -71,6 +72,8 @@ pub(crate) struct Association {
     pub(crate) place: u32,
     /// Who its commands come from, for gates.
     pub(crate) sender: Sender,
+    /// What its host may do.
+    pub(crate) limiter: Arc<Limiter>,
     /// Writes of the same host's earlier life.
     pub(crate) fence: Arc<Fence>,
 }
@@ -112,7 +115,7 @@ pub(crate) struct Queue {
     /// Requests of it that a backend holds.
     pub(crate) executing: u32,
     /// The first half of a fused pair, whose second has to come next.
-    pub(crate) pairing: Pairing,
+    pub(crate) detour: Detour,
 }
 
 impl Queue {

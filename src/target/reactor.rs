@@ -7,7 +7,7 @@
 //! The path of a command through this module's siblings: `capsule` (receive to checked job), `data` (buffers, credits,
 //! RDMA), `execute` (the backend), `teardown` (the end of a queue). Each is a part of `impl Reactor`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use slab::Slab;
 use tracing::{debug, error, warn};
 
 use super::abort::PendingAbort;
+use super::limits::Turn;
 use super::live::Retiring;
 use super::memory::Memory;
 use super::namespace::Namespaces;
@@ -85,6 +86,8 @@ pub(crate) struct Reactor<P: Provider> {
     pub(crate) polled_pending: u32,
     /// Commands in progress whose end somebody waits for.
     pub(crate) awaited: Vec<Awaited>,
+    /// Commands that wait for their turn under a limit.
+    pub(crate) throttled: BinaryHeap<Turn>,
     /// Abort commands that wait for such.
     pub(crate) aborts: Vec<PendingAbort>,
     pub(crate) shutdowns: Slab<ShutdownFlush>,
@@ -127,6 +130,7 @@ impl<P: Provider> Reactor<P> {
             fenced_queues: 0,
             polled_pending: 0,
             awaited: Vec::new(),
+            throttled: BinaryHeap::new(),
             aborts: Vec::new(),
             shutdowns: Slab::new(),
             retiring: Vec::new(),
@@ -189,6 +193,9 @@ impl<P: Provider> Reactor<P> {
         }
         if self.fenced_queues > 0 {
             self.serve_fences(now);
+        }
+        if !self.throttled.is_empty() {
+            worked |= self.serve_turns(now);
         }
         if !self.aborts.is_empty() {
             self.expire_aborts(now);
@@ -351,7 +358,9 @@ impl<P: Provider> Reactor<P> {
                 Message::Publish { key, view, gate } => self.publish(key, view, gate, now),
                 Message::Settle { key, drain, ticket } => self.settle(key, &drain, ticket, now),
                 Message::Settled { owner } => self.settled(owner, now),
+                Message::Computed { owner, result } => self.computed(owner, &result, now),
                 Message::Kept { owner, kept } => self.kept(owner, kept, now),
+                Message::LimitsChanged => self.line_up_again(now),
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
                 Message::Unlock { key, id } => self.unlock(key, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
@@ -423,7 +432,8 @@ impl<P: Provider> Reactor<P> {
         let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();
         let waits = waits.then(|| now + Duration::from_millis(1));
-        devices.chain(teardown).chain(waits).chain(self.next_abort()).min().map(|due| due.saturating_sub(now))
+        let turns = self.next_abort().into_iter().chain(self.next_turn());
+        devices.chain(teardown).chain(waits).chain(turns).min().map(|due| due.saturating_sub(now))
     }
 
     /// Whether a drained reactor may end.

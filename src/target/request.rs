@@ -3,7 +3,7 @@
 //! ```text
 //! Received -> WaitBuffer -> WaitCredits -> ReadingFromHost -> Executing -> Responding -> Free
 //!                 |              |                                ^
-//!                 +--- Fenced ---+                     FusedReady, LockWait, Locked
+//!                 +--- Fenced, Throttled ---+          FusedReady, LockWait, Locked
 //!                      AwaitsSecond (of a fused pair), Held (a parked Asynchronous Event Request), Orphan (its queue is gone, the backend is not done)
 //! ```
 //! The WRITEs to the host and the response are posted together, so `Responding` covers both. A failed command joins at
@@ -18,6 +18,7 @@ use nvme::sgl::KeyedSgl;
 use nvme::status::Status;
 
 use super::copy::CopyProgress;
+use super::limits::Line;
 use super::locks::LockId;
 use crate::mem::Buffer;
 
@@ -31,6 +32,8 @@ pub(crate) enum State {
     WaitBuffer,
     WaitCredits,
     Fenced,
+    /// It waits for its turn under a limit.
+    Throttled,
     /// First half of a fused pair.
     AwaitsSecond,
     ReadingFromHost,
@@ -126,6 +129,8 @@ pub(crate) struct Request {
     pub(crate) second: Option<Buffer>,
     /// Bytes of `second`; 0 for commands without.
     pub(crate) scratch_len: u32,
+    /// The limit whose line it stands in next.
+    pub(crate) line: Line,
     /// The namespace's epoch that the command was checked at.
     pub(crate) epoch: u32,
     pub(crate) completion: Completion,
@@ -187,6 +192,7 @@ impl Request {
             buffer: None,
             second: None,
             scratch_len: 0,
+            line: Line::None,
             epoch: 0,
             completion: Completion::success(0),
             invalidate: None,
@@ -270,6 +276,7 @@ impl Requests {
         slot.data_len = 0;
         slot.data_start = 0;
         slot.scratch_len = 0;
+        slot.line = Line::None;
         slot.completion = Completion::success(cid);
         slot.invalidate = None;
         slot.credits = 0;

@@ -21,7 +21,7 @@ impl<P: Provider> Reactor<P> {
         let data = request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + len));
         let (ctrl, data) = (association.ctrl, data.unwrap_or_default());
         let action = self.shared.with_control(|control| control.registry.reserve(ctrl, nsid, cid, command, data));
-        let completion = match action {
+        let mut completion = match action {
             Action::Settle { settle, completion } => return self.start_settling(id, settle, completion),
             Action::SendData { data, completion } => {
                 let bytes = self.requests[id].buffer.as_mut().and_then(|buffer| buffer.as_mut_slice().get_mut(..len));
@@ -37,7 +37,7 @@ impl<P: Provider> Reactor<P> {
             _ => Completion::failed(cid, Status::INTERNAL_ERROR),
         };
         if !completion.status.is_success() {
-            self.record_failure(id, completion.status, now);
+            completion.status = self.record_failure(id, completion.status, now);
         }
         self.finish(id, completion, now);
     }

@@ -10,12 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::Sender;
+use nvme::auth::Computed;
 use nvme::completion::Completion;
 use nvme::gate::Gate;
 use nvme::io::{IoLimits, NamespaceView};
+use nvme::nqn::Nqn;
 use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
 
+use super::authenticate::Calculator;
 use super::keeper::Keeper;
+use super::limits::Limiter;
 use super::live::OpenNamespace;
 use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
 use super::mailbox::Mailbox;
@@ -97,6 +101,8 @@ pub(crate) struct Control {
     pub(crate) registry: Registry,
     pub(crate) queues: HashMap<ControllerId, Vec<QueueRef>>,
     fences: HashMap<(SubsystemId, [u8; 16]), Arc<Fence>>,
+    /// What each host of a subsystem may do.
+    limiters: HashMap<(SubsystemId, Nqn), Arc<Limiter>>,
     /// Every namespace that is served, as the reactors have it.
     pub(crate) published: BTreeMap<(SubsystemId, u32), Published>,
     /// Changes that the reactors do not all know yet: until they do, hosts are not told.
@@ -113,6 +119,7 @@ impl Control {
             registry,
             queues: HashMap::new(),
             fences: HashMap::new(),
+            limiters: HashMap::new(),
             published: BTreeMap::new(),
             changes: 0,
             held_events: VecDeque::new(),
@@ -125,6 +132,24 @@ impl Control {
         // Hosts come and go; fences that nobody holds are dropped when a new one is made.
         self.fences.retain(|_, fence| Arc::strong_count(fence) > 1 || fence.is_up());
         Arc::clone(self.fences.entry((subsystem, host_id)).or_default())
+    }
+
+    /// The limits of a controller's host.
+    pub(crate) fn limiter_of(&mut self, ctrl: ControllerId) -> Arc<Limiter> {
+        let Some(info) = self.registry.controller(ctrl) else { return Arc::default() };
+        self.limiter(info.subsystem, info.hostnqn)
+    }
+
+    /// A subsystem is gone.
+    pub(crate) fn forget_limits(&mut self, subsystem: SubsystemId) {
+        self.limiters.retain(|(of, _), _| *of != subsystem);
+    }
+
+    /// The limits of a host in a subsystem.
+    pub(crate) fn limiter(&mut self, subsystem: SubsystemId, host: Nqn) -> Arc<Limiter> {
+        // As with fences: what limits nobody and nobody has is dropped.
+        self.limiters.retain(|_, limiter| limiter.is_on() || Arc::strong_count(limiter) > 1);
+        Arc::clone(self.limiters.entry((subsystem, host)).or_default())
     }
 
     /// The namespaces on which an older association of the same host may have writes in progress; none without such an
@@ -193,6 +218,10 @@ pub(crate) enum Message<P: Provider> {
     Settled { owner: RequestRef },
     /// Its state is on stable storage, or could not be put there.
     Kept { owner: RequestRef, kept: bool },
+    /// What an authentication needs is computed.
+    Computed { owner: RequestRef, result: Computed },
+    /// Limits changed: commands that wait for their turn are looked at again.
+    LimitsChanged,
     /// A range lock comes up; let go of the ticket when commands on its blocks have ended.
     Lock { lock: RangeLock, ticket: Ticket },
     /// A range lock goes.
@@ -287,6 +316,8 @@ pub(crate) struct Shared<P: Provider> {
     locks: Mutex<LockTable>,
     /// What namespaces remember through power loss, where there is a place for it.
     pub(crate) keeper: Option<Keeper>,
+    /// Computes what takes long.
+    pub(crate) calculator: Calculator,
     /// What each I/O command is checked against.
     pub(crate) io_limits: IoLimits,
     pub(crate) reactors: Vec<ReactorPort<P>>,
@@ -319,6 +350,7 @@ impl<P: Provider> Shared<P> {
             control: Mutex::new(Control::new(registry)),
             locks: Mutex::new(LockTable::default()),
             keeper,
+            calculator: Calculator::default(),
             reactors,
             control_mail: Mailbox::new()?,
             counters: Counters::default(),

@@ -58,6 +58,7 @@ impl<P: Provider> Reactor<P> {
                 | State::WaitBuffer
                 | State::WaitCredits
                 | State::Fenced
+                | State::Throttled
                 | State::Held
                 | State::Aborting
                 | State::AwaitsSecond

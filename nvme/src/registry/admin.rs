@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use super::controller::Controller;
-use super::{AbortReply, Action, ControllerId, Registry, Surroundings, discovery, gone, identify};
+use super::controller::{Association, Controller};
+use super::{AbortReply, Action, Change, ControllerId, Registry, Surroundings, discovery, gone, identify};
 use crate::admin::{AdminCommand, GetFeatures, GetLogPage, Refused, SetFeatures, location};
 use crate::aer::{Notice, Requested};
 use crate::command::Command;
@@ -28,7 +28,9 @@ impl Registry {
         }
         controller.last_activity = now;
         let outcome = if command.is_fabrics() {
-            controller.admin_fabrics(&mut cx, command)
+            controller.admin_fabrics(&mut cx, command, data)
+        } else if !controller.is_authenticated(0) {
+            Err(Status::AUTHENTICATION_REQUIRED.dnr().into())
         } else {
             controller.admin_command(&mut cx, command, data, now)
         };
@@ -37,9 +39,17 @@ impl Registry {
         action
     }
 
-    /// A fabrics command of an I/O queue that is connected: Disconnect, or something that does not belong there.
-    pub fn io_fabrics(&mut self, ctrl: ControllerId, qid: u16, command: &Command, now: Duration) -> Action {
-        let Some((controller, _)) = self.split(ctrl) else {
+    /// A fabrics command of an I/O queue that is connected: authentication, Disconnect, or something that does not belong there.
+    /// `data` as with [`Self::admin`].
+    pub fn io_fabrics(
+        &mut self,
+        ctrl: ControllerId,
+        qid: u16,
+        command: &Command,
+        data: Option<&[u8]>,
+        now: Duration,
+    ) -> Action {
+        let Some((controller, mut cx)) = self.split(ctrl) else {
             return Action::Complete(gone(command.cid));
         };
         controller.last_activity = now;
@@ -47,14 +57,20 @@ impl Registry {
             Ok(FabricsCommand::Disconnect { recfmt: 0 }) => {
                 Ok(Action::DisconnectQueue { completion: Completion::success(command.cid) })
             }
-            Ok(FabricsCommand::Disconnect { .. }) => Err(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()),
-            Ok(FabricsCommand::Connect(_)) => Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
-            Ok(FabricsCommand::PropertyGet(_) | FabricsCommand::PropertySet { .. }) => {
-                Err(Status::INVALID_QUEUE_TYPE.dnr())
+            Ok(FabricsCommand::AuthenticationSend(transfer)) => {
+                controller.authentication_send(&mut cx, qid, command, transfer, data)
             }
-            Err(status) => Err(status),
+            Ok(FabricsCommand::AuthenticationReceive(transfer)) => {
+                controller.authentication_receive(&mut cx, qid, command, transfer)
+            }
+            Ok(FabricsCommand::Disconnect { .. }) => Err(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr().into()),
+            Ok(FabricsCommand::Connect(_)) => Err(Status::COMMAND_SEQUENCE_ERROR.dnr().into()),
+            Ok(FabricsCommand::PropertyGet(_) | FabricsCommand::PropertySet { .. }) => {
+                Err(Status::INVALID_QUEUE_TYPE.dnr().into())
+            }
+            Err(status) => Err(status.into()),
         };
-        outcome.unwrap_or_else(|status| controller.refuse(command, qid, status.into()))
+        outcome.unwrap_or_else(|refused| controller.refuse(command, qid, refused))
     }
 }
 
@@ -68,9 +84,25 @@ impl Command {
 }
 
 impl Controller {
-    fn admin_fabrics(&mut self, cx: &mut Surroundings<'_>, command: &Command) -> Result<Action, Refused> {
+    fn admin_fabrics(
+        &mut self,
+        cx: &mut Surroundings<'_>,
+        command: &Command,
+        data: Option<&[u8]>,
+    ) -> Result<Action, Refused> {
+        let parsed = FabricsCommand::parse(command)?;
+        match parsed {
+            FabricsCommand::AuthenticationSend(transfer) => {
+                return self.authentication_send(cx, 0, command, transfer, data);
+            }
+            FabricsCommand::AuthenticationReceive(transfer) => {
+                return self.authentication_receive(cx, 0, command, transfer);
+            }
+            _ if !self.is_authenticated(0) => return Err(Status::AUTHENTICATION_REQUIRED.dnr().into()),
+            _ => {}
+        }
         let complete = |result| Ok(Action::Complete(Completion::with_result(command.cid, result)));
-        match FabricsCommand::parse(command)? {
+        match parsed {
             FabricsCommand::PropertyGet(property) => {
                 let value = self.properties.get(property);
                 complete(value.map_err(|status| Refused::at(location::CDW11, status))?)
@@ -78,6 +110,12 @@ impl Controller {
             FabricsCommand::PropertySet { property, value } => {
                 let effects = self.properties.set(property, value);
                 let effects = effects.map_err(|status| Refused::at(location::CDW11, status))?;
+                if effects.subsystem_reset {
+                    let subsystem = self.association.subsystem;
+                    cx.changes.push(Change::SubsystemReset { subsystem, by: self.id });
+                    // Answered before it takes effect here.
+                    return Ok(Action::DisconnectQueue { completion: Completion::success(command.cid) });
+                }
                 if effects.shutdown {
                     self.begin_shutdown(cx);
                 }
@@ -88,8 +126,10 @@ impl Controller {
             }
             // The queue is connected already.
             FabricsCommand::Connect(_) => Err(Status::COMMAND_SEQUENCE_ERROR.dnr().into()),
-            // An admin queue ends with its association.
-            FabricsCommand::Disconnect { .. } => Err(Status::INVALID_QUEUE_TYPE.dnr().into()),
+            // An admin queue ends with its association. Authentication is dealt with above.
+            FabricsCommand::Disconnect { .. }
+            | FabricsCommand::AuthenticationSend(_)
+            | FabricsCommand::AuthenticationReceive(_) => Err(Status::INVALID_QUEUE_TYPE.dnr().into()),
         }
     }
 
@@ -270,7 +310,10 @@ impl Controller {
             lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery),
             lid::MI_EFFECTS => logs::mi_effects_page(),
             lid::RESERVATION => self.reservation_log.page(),
-            lid::ANA => subsystem.map(|s| s.ana_page(self.association.portid, get.lsp & 1 != 0)).unwrap_or_default(),
+            lid::ANA => {
+                let Association { portid, hostnqn, .. } = &self.association;
+                subsystem.map(|s| s.ana_page(*portid, get.lsp & 1 != 0, hostnqn)).unwrap_or_default()
+            }
             _ => discovery::log_page(self, cx),
         })
     }
@@ -291,7 +334,7 @@ impl Controller {
 }
 
 /// The command's descriptor must cover the transfer.
-fn covers(command: &Command, len: u32, to_host: bool) -> Result<(), Refused> {
+pub(super) fn covers(command: &Command, len: u32, to_host: bool) -> Result<(), Refused> {
     command.sgl.check_transfer(len, to_host).map_err(|status| Refused::at(location::SGL_LENGTH, status))
 }
 

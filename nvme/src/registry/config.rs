@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use crate::command::NSID_ALL;
 use crate::io::IoLimits;
-use crate::nqn::NqnError;
+use crate::nqn::{Nqn, NqnError};
 use crate::reservation::ReservationState;
 
 /// What applies to all controllers.
@@ -33,12 +33,23 @@ pub struct RegistryConfig {
     /// Inactivity after which a discovery controller that was connected without a keep alive timeout ends; `None` is
     /// never.
     pub discovery_idle: Option<Duration>,
+    /// A name of the discovery subsystem beside the well-known one, by which hosts tell it from others; hosts are told it
+    /// wherever the subsystem names itself.
+    pub discovery_nqn: Option<String>,
     /// Controller identifiers that this target may give out. Targets that serve the same NQN must not overlap.
     pub cntlids: RangeInclusive<u16>,
     /// Largest namespace identifier (NN), and how many namespaces may exist (MNAN).
     pub max_namespaces: u32,
     /// Worst time for CSTS.RDY to follow CC.EN (CAP.TO, CRTO), in units of 500 ms.
     pub ready_timeout: u8,
+    /// Hosts may reset the NVM subsystem, which ends the associations of all.
+    pub subsystem_reset: bool,
+    /// When hosts should retry what failed for a reason that passes (CRDT1), a multiple of 100 ms; zero leaves it to them.
+    pub retry_delay: Duration,
+    /// Fills a slice with random bytes that nobody can guess; without, no host can be asked to authenticate.
+    pub random: Option<fn(&mut [u8])>,
+    /// How long a host has to authenticate after Connect.
+    pub authentication_timeout: Duration,
     /// Longest time that a group is between two ANA states (ANATT), in whole seconds.
     pub ana_transition: Duration,
     /// Test hook: bytes laid over Identify data structures before they are sent, to see a host refuse them.
@@ -57,9 +68,14 @@ impl Default for RegistryConfig {
             io_limits: IoLimits::default(),
             keep_alive_granularity: Duration::from_secs(1),
             discovery_idle: Some(Duration::from_secs(120)),
+            discovery_nqn: None,
             cntlids: CNTLID_MIN..=CNTLID_MAX,
             max_namespaces: 1024,
             ready_timeout: 30,
+            subsystem_reset: false,
+            retry_delay: Duration::ZERO,
+            random: None,
+            authentication_timeout: Duration::from_secs(120),
             ana_transition: Duration::from_secs(10),
             identify_overrides: Vec::new(),
         }
@@ -91,6 +107,14 @@ impl RegistryConfig {
             (
                 !self.cntlids.is_empty() && *self.cntlids.start() >= CNTLID_MIN && *self.cntlids.end() <= CNTLID_MAX,
                 "cntlids: from 1 to 65519, not empty",
+            ),
+            (
+                self.retry_delay.as_millis().is_multiple_of(100) && self.retry_delay.as_millis() <= 6_553_500,
+                "retry_delay: a multiple of 100 ms, at most 6553.5 s",
+            ),
+            (
+                self.discovery_nqn.as_ref().is_none_or(|nqn| Nqn::strict(nqn).is_ok()),
+                "discovery_nqn: of the form nqn.yyyy-mm.reversed.domain:name",
             ),
             (
                 (1..=127).contains(&self.ana_transition.as_secs()) && self.ana_transition.subsec_nanos() == 0,
@@ -129,6 +153,32 @@ pub struct SubsystemConfig {
     pub allow_any_host: bool,
     /// NQNs of hosts that may connect.
     pub hosts: Vec<String>,
+    /// How many controllers of its hosts it has.
+    pub admission: Admission,
+}
+
+/// How many controllers a subsystem has at a time, and of whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// All together; `None`: as many as there are identifiers.
+    pub controllers: Option<u16>,
+    /// Of one host.
+    pub controllers_per_host: Option<u16>,
+    /// What becomes of a host that comes twice.
+    pub duplicates: Duplicates,
+}
+
+/// What becomes of a host that comes by a port by which it is connected already, or under another host identifier than before:
+/// it lost its connection, it was restarted, or it is another machine that uses the same name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Duplicates {
+    /// It is connected once more.
+    #[default]
+    Allow,
+    /// It is told to come back later; so it will be until the earlier association is over.
+    Refuse,
+    /// Its earlier association ends, and what that one wrote has landed before it goes on.
+    Replace,
 }
 
 /// A namespace of a subsystem.
@@ -164,6 +214,8 @@ pub struct NamespaceConfig {
     pub verify: bool,
     /// Copy is supported.
     pub copy: bool,
+    /// NQNs of the hosts that see it; `None`: all hosts of the subsystem.
+    pub hosts: Option<Vec<String>>,
     /// ANA group (ANAGRPID), from 1; 0 takes the default group.
     pub ana_group: u32,
     /// Reservations are supported.
@@ -211,6 +263,21 @@ pub struct Listener {
     /// Port identifier (PORTID); 0 has the registry choose one, the same for an address that comes back.
     pub portid: u16,
     /// RDMA provider.
+    pub provider: RdmaProvider,
+}
+
+/// Another discovery service, which hosts of this one are told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Referral {
+    /// Where it is.
+    pub addr: SocketAddr,
+    /// Its name; `None` is the well-known one.
+    pub nqn: Option<String>,
+    /// Hosts that are told; `None`: all.
+    pub hosts: Option<Vec<String>>,
+    /// Port identifier there (PORTID).
+    pub portid: u16,
+    /// RDMA provider there.
     pub provider: RdmaProvider,
 }
 
@@ -279,6 +346,12 @@ pub enum ConfigError {
     DuplicateListener(SocketAddr),
     /// There is no listener at this address.
     NoSuchListener(SocketAddr),
+    /// There is a referral to this address and name.
+    DuplicateReferral(SocketAddr),
+    /// There is no referral to this address and name.
+    NoSuchReferral(SocketAddr),
+    /// A referral leads to an address that no host can connect to.
+    ReferralAddress(SocketAddr),
 }
 
 impl fmt::Display for ConfigError {
@@ -307,6 +380,9 @@ impl fmt::Display for ConfigError {
             Self::AnaGroup(group) => write!(f, "ANA group {group} is not one of 1 to {}", crate::ana::MAX_GROUPS),
             Self::DuplicateListener(addr) => write!(f, "listener {addr} exists twice"),
             Self::NoSuchListener(addr) => write!(f, "there is no listener {addr}"),
+            Self::DuplicateReferral(addr) => write!(f, "the referral to {addr} exists twice"),
+            Self::NoSuchReferral(addr) => write!(f, "there is no referral to {addr}"),
+            Self::ReferralAddress(addr) => write!(f, "no host can connect to {addr}"),
         }
     }
 }

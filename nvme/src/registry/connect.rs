@@ -6,11 +6,12 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 
+use super::config::Duplicates;
 use super::controller::{Association, Controller};
-use super::{ControllerId, Registry, Slot, SubsystemId};
+use super::{ControllerId, KillReason, Registry, Slot, SubsystemId};
 use crate::command::{Command, Fuse};
 use crate::completion::Completion;
-use crate::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, ConnectField};
+use crate::fabrics::{CNTLID_DYNAMIC, CONNECT_AUTHENTICATION_REQUIRED, Connect, ConnectData, ConnectField};
 use crate::nqn::Nqn;
 use crate::status::Status;
 
@@ -42,6 +43,12 @@ pub struct Connected {
     pub sqsize: u16,
     /// SQ flow control is off: SQHD is FFFFh in every completion of this queue.
     pub sq_flow_control_disabled: bool,
+    /// Number of the host's NQN, for gates.
+    pub host: u64,
+    /// An earlier association of the host, which may have commands in progress, was ended for this one.
+    pub replaces: bool,
+    /// The host has to authenticate before anything else is taken on this queue.
+    pub authenticate: bool,
     /// The answer to Connect.
     pub completion: Completion,
 }
@@ -122,11 +129,14 @@ impl Registry {
         let subnqn = Nqn::from_wire(&data.subnqn).ok_or(ConnectField::Subnqn)?;
         let hostnqn = Nqn::from_wire(&data.hostnqn).ok_or(ConnectField::Hostnqn)?;
         let peer = Peer { hostid: data.hostid, hostnqn, subnqn, cntlid: data.cntlid.get() };
-        let (ctrl, subsystem, cntlid) = if connect.qid == 0 {
+        let joined = if connect.qid == 0 {
             self.connect_admin(queue, &connect, peer, now)?
         } else {
             self.connect_io(&connect, &peer, now)?
         };
+        let Joined { ctrl, subsystem, cntlid, host, replaces } = joined;
+        let authenticate = self.expect_authentication(ctrl, connect.qid, now);
+        let authreq = if authenticate { CONNECT_AUTHENTICATION_REQUIRED } else { 0 };
         Ok(Connected {
             ctrl,
             cntlid,
@@ -134,8 +144,19 @@ impl Registry {
             qid: connect.qid,
             sqsize: connect.sqsize,
             sq_flow_control_disabled: connect.disable_sq_flow_control,
-            completion: Completion::with_result(command.cid, cntlid.into()),
+            host,
+            replaces,
+            authenticate,
+            completion: Completion::with_result(command.cid, (u32::from(cntlid) | authreq).into()),
         })
+    }
+
+    fn expect_authentication(&mut self, ctrl: ControllerId, qid: u16, now: Duration) -> bool {
+        let deadline = now.saturating_add(self.config.authentication_timeout);
+        let Some((controller, cx)) = self.split(ctrl) else { return false };
+        let Association { subsystem, hostnqn, .. } = &controller.association;
+        let required = cx.subsystems.get(subsystem).is_some_and(|subsystem| subsystem.auth.contains_key(hostnqn));
+        controller.expect_authentication(required, qid, deadline)
     }
 
     /// A new association. Controllers are dynamic: the host asks for FFFFh and gets whatever is free.
@@ -143,10 +164,12 @@ impl Registry {
         &mut self,
         queue: &QueueContext,
         connect: &Connect,
-        peer: Peer,
+        mut peer: Peer,
         now: Duration,
-    ) -> Result<(ControllerId, SubsystemId, u16), Refusal> {
-        let subsystem = if peer.subnqn.is_discovery() {
+    ) -> Result<Joined, Refusal> {
+        let subsystem = if peer.subnqn.is_discovery() || peer.subnqn == self.discovery_nqn {
+            // Whichever of its names was used: identifiers are unique among the controllers of both.
+            peer.subnqn = self.discovery_nqn.clone();
             SubsystemId::DISCOVERY
         } else {
             let found = self.find_subsystem(&peer.subnqn);
@@ -160,27 +183,103 @@ impl Registry {
             return Err(ConnectField::Cntlid.into());
         }
         let cntlid = self.free_cntlid(&peer.subnqn).ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+        let portid = self.port_of(queue.local);
+        let replaces = self.admit(subsystem, &peer, portid)?;
+        let host = self.host_number(&peer.hostnqn);
         let association = Association {
             cntlid,
             subsystem,
             subnqn: peer.subnqn,
             hostnqn: peer.hostnqn,
+            host,
             hostid: peer.hostid,
             local: queue.local,
-            portid: self.port_of(queue.local),
+            portid,
             kato: connect.kato,
         };
-        Ok((self.insert(association, now), subsystem, cntlid))
+        Ok(Joined { ctrl: self.insert(association, now), subsystem, cntlid, host, replaces })
+    }
+
+    /// Whether a subsystem takes one more controller of this host; whether it ends earlier ones of the same for that.
+    fn admit(&mut self, id: SubsystemId, peer: &Peer, portid: u16) -> Result<bool, Refusal> {
+        let Some(subsystem) = self.subsystems.get(&id) else { return Ok(false) };
+        let (admission, proves_itself) = (subsystem.admission, subsystem.auth.contains_key(&peer.hostnqn));
+        let Self { slots, events, .. } = self;
+        let (mut all, mut of_host, mut duplicates) = (0, 0, Vec::new());
+        for controller in slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
+            let theirs = &controller.association;
+            if theirs.subsystem != id || controller.is_dying() {
+                continue;
+            }
+            if theirs.is_duplicate(&peer.hostnqn, peer.hostid, portid) {
+                // Who has not proven itself keeps nobody out, and takes nobody's place.
+                match (admission.duplicates, controller.is_authenticated(0)) {
+                    (Duplicates::Refuse, true) => return Err(Status::CONNECT_CONTROLLER_BUSY.into()),
+                    (Duplicates::Replace, _) if !proves_itself => {
+                        duplicates.push(controller);
+                        continue;
+                    }
+                    (Duplicates::Replace, true) => continue,
+                    _ => {}
+                }
+            }
+            all += 1;
+            of_host += u16::from(theirs.hostnqn == peer.hostnqn);
+        }
+        let full = |limit: Option<u16>, count| limit.is_some_and(|limit| count >= limit);
+        if full(admission.controllers, all) || full(admission.controllers_per_host, of_host) {
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+        }
+        let replaces = !duplicates.is_empty();
+        duplicates.into_iter().for_each(|controller| controller.kill(KillReason::Replaced, events));
+        Ok(replaces)
+    }
+
+    /// A host has proven who it is: now it takes the place of its earlier associations, where its subsystem has it so.
+    pub(super) fn take_place(&mut self, ctrl: ControllerId) {
+        let Some(controller) = self.controller_ref(ctrl) else { return };
+        let Association { subsystem, hostnqn, hostid, portid, .. } = controller.association.clone();
+        let admission = self.subsystems.get(&subsystem).map(|subsystem| subsystem.admission);
+        if admission.is_none_or(|admission| admission.duplicates != Duplicates::Replace) {
+            return;
+        }
+        let mut replaces = false;
+        self.kill_where(KillReason::Replaced, |other| {
+            let theirs = &other.association;
+            let replaced = theirs.subsystem == subsystem && other.id != ctrl && !other.is_dying();
+            let replaced = replaced && theirs.is_duplicate(&hostnqn, hostid, portid);
+            replaces |= replaced;
+            replaced
+        });
+        if let Some(controller) = self.controller_mut(ctrl) {
+            controller.replaces |= replaces;
+        }
+    }
+
+    /// The number of a host's NQN: that of the configuration, or of another controller of it, or a new one.
+    fn host_number(&mut self, nqn: &Nqn) -> u64 {
+        if let Some(number) = self.known_hosts.get(nqn) {
+            return *number;
+        }
+        let mut controllers = self.slots.iter().filter_map(|slot| slot.tenant.as_ref());
+        let connected = controllers.find(|controller| controller.association.hostnqn == *nqn);
+        if let Some(controller) = connected {
+            return controller.association.host;
+        }
+        self.last_host += 1;
+        self.last_host
+    }
+
+    /// The number of a host that the configuration names.
+    pub(super) fn known_host(&mut self, nqn: &Nqn) -> u64 {
+        let number = self.host_number(nqn);
+        self.known_hosts.insert(nqn.clone(), number);
+        number
     }
 
     /// One more queue of an association that exists. A controller that is unknown, gone, of another subsystem or of
     /// another host is the same answer: the controller identifier is wrong.
-    fn connect_io(
-        &mut self,
-        connect: &Connect,
-        peer: &Peer,
-        now: Duration,
-    ) -> Result<(ControllerId, SubsystemId, u16), Refusal> {
+    fn connect_io(&mut self, connect: &Connect, peer: &Peer, now: Duration) -> Result<Joined, Refusal> {
         let mqes = self.config.max_io_queue_entries.saturating_sub(1);
         let controller = self
             .slots
@@ -213,7 +312,13 @@ impl Registry {
         }
         controller.io_queues.insert(connect.qid);
         controller.last_activity = now;
-        Ok((controller.id, controller.association.subsystem, peer.cntlid))
+        Ok(Joined {
+            ctrl: controller.id,
+            subsystem: controller.association.subsystem,
+            cntlid: peer.cntlid,
+            host: controller.association.host,
+            replaces: controller.replaces,
+        })
     }
 
     /// The next identifier that no live controller of this name has, a dying one included: its queues may still be
@@ -241,10 +346,20 @@ impl Registry {
         if let Some(slot) = self.slots.get_mut(index) {
             slot.generation = slot.generation.wrapping_add(1);
             id.generation = slot.generation;
-            slot.tenant = Some(Controller::new(id, association, &self.config, now));
+            let was_reset = self.subsystems.get(&association.subsystem).is_some_and(|subsystem| subsystem.was_reset);
+            slot.tenant = Some(Controller::new(id, association, &self.config, was_reset, now));
         }
         id
     }
+}
+
+/// What a queue became part of.
+struct Joined {
+    ctrl: ControllerId,
+    subsystem: SubsystemId,
+    cntlid: u16,
+    host: u64,
+    replaces: bool,
 }
 
 /// Who connects to what.

@@ -2,8 +2,10 @@
 
 use core::net::SocketAddr;
 
-use super::config::{ConfigError, Listener, NamespaceConfig, SubsystemConfig};
-use super::subsystem::{Namespace, Subsystem, host_nqn};
+use super::config::{Admission, ConfigError, Listener, NamespaceConfig, Referral, SubsystemConfig};
+use super::controller::Controller;
+use super::discovery::Referred;
+use super::subsystem::{Audience, Namespace, Subsystem, host_nqn};
 use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId, SubsystemInfo};
 use crate::aer::Notice;
 use crate::nqn::Nqn;
@@ -15,7 +17,7 @@ impl Registry {
     /// Its configuration breaks a rule, or its NQN exists.
     pub fn add_subsystem(&mut self, config: &SubsystemConfig) -> Result<SubsystemId, ConfigError> {
         let subsystem = Subsystem::new(config, &self.config)?;
-        if self.find_subsystem(&subsystem.nqn).is_some() {
+        if self.find_subsystem(&subsystem.nqn).is_some() || subsystem.nqn == self.discovery_nqn {
             return Err(ConfigError::DuplicateNqn(config.nqn.clone()));
         }
         let id = SubsystemId(self.next_subsystem);
@@ -60,7 +62,7 @@ impl Registry {
     /// # Errors
     /// Its configuration breaks a rule, or its identifier or UUID exists.
     pub fn add_namespace(&mut self, id: SubsystemId, config: NamespaceConfig) -> Result<(), ConfigError> {
-        let namespace = Namespace::new(config, self.config.max_namespaces)?;
+        let mut namespace = Namespace::new(config, self.config.max_namespaces)?;
         let config = &namespace.config;
         if self.subsystem_mut(id)?.namespaces.contains_key(&config.nsid) {
             return Err(ConfigError::DuplicateNsid(config.nsid));
@@ -71,6 +73,7 @@ impl Registry {
             return Err(ConfigError::DuplicateUuid(config.uuid));
         }
         let nsid = config.nsid;
+        namespace.audience = self.audience(namespace.config.hosts.as_deref())?;
         self.subsystem_mut(id)?.namespaces.insert(nsid, namespace);
         self.namespace_changed(id, nsid);
         Ok(())
@@ -81,8 +84,8 @@ impl Registry {
     /// # Errors
     /// There is no such subsystem or namespace.
     pub fn remove_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<(), ConfigError> {
-        self.subsystem_mut(id)?.namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
-        self.namespace_changed(id, nsid);
+        let removed = self.subsystem_mut(id)?.namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        self.namespace_changed_for(id, nsid, |host| removed.audience.sees(host));
         Ok(())
     }
 
@@ -93,6 +96,42 @@ impl Registry {
     pub fn resize_namespace(&mut self, id: SubsystemId, nsid: u32, blocks: u64) -> Result<(), ConfigError> {
         self.subsystem_mut(id)?.namespaces.get_mut(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?.resize(blocks)?;
         self.namespace_changed(id, nsid);
+        Ok(())
+    }
+
+    /// Says which hosts see a namespace; `None`: all of the subsystem. Commands in progress of those that do not any more are
+    /// for the caller to wait for.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace, or an NQN breaks a rule.
+    pub fn set_namespace_hosts(
+        &mut self,
+        id: SubsystemId,
+        nsid: u32,
+        hosts: Option<&[String]>,
+    ) -> Result<(), ConfigError> {
+        self.subsystem_mut(id)?;
+        let after = self.audience(hosts)?;
+        let namespaces = &mut self.subsystem_mut(id)?.namespaces;
+        let namespace = namespaces.get_mut(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        let before = core::mem::replace(&mut namespace.audience, after.clone());
+        namespace.config.hosts = hosts.map(<[String]>::to_vec);
+        if before != after {
+            self.namespace_changed_for(id, nsid, |host| before.sees(host) != after.sees(host));
+        }
+        Ok(())
+    }
+
+    fn audience(&mut self, hosts: Option<&[String]>) -> Result<Audience, ConfigError> {
+        Audience::new(hosts, |host| self.known_host(host))
+    }
+
+    /// Says how many controllers a subsystem has at a time. Those that are too many stay.
+    ///
+    /// # Errors
+    /// There is no such subsystem.
+    pub fn set_admission(&mut self, id: SubsystemId, admission: Admission) -> Result<(), ConfigError> {
+        self.subsystem_mut(id)?.admission = admission;
         Ok(())
     }
 
@@ -181,16 +220,49 @@ impl Registry {
         Ok(())
     }
 
+    /// Other discovery services that hosts are told of.
+    pub fn referrals(&self) -> impl Iterator<Item = &Referral> {
+        self.referrals.iter().map(Referred::config)
+    }
+
+    /// Tells hosts of another discovery service.
+    ///
+    /// # Errors
+    /// It breaks a rule, or hosts are told of it already.
+    pub fn add_referral(&mut self, referral: Referral) -> Result<(), ConfigError> {
+        let referred = Referred::new(referral)?;
+        if self.referrals.iter().any(|other| other.leads_where(&referred)) {
+            return Err(ConfigError::DuplicateReferral(referred.config().addr));
+        }
+        self.referrals.push(referred);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    /// Tells hosts no more of the discovery service of this address and name.
+    ///
+    /// # Errors
+    /// They are not told of it.
+    pub fn remove_referral(&mut self, addr: SocketAddr, nqn: Option<&str>) -> Result<(), ConfigError> {
+        let found = self.referrals.iter().position(|referred| referred.leads_to(addr, nqn));
+        self.referrals.remove(found.ok_or(ConfigError::NoSuchReferral(addr))?);
+        self.discovery_changed();
+        Ok(())
+    }
+
     pub(super) fn subsystem_mut(&mut self, id: SubsystemId) -> Result<&mut Subsystem, ConfigError> {
         self.subsystems.get_mut(&id).ok_or(ConfigError::NoSuchSubsystem)
     }
 
+    /// Publishes a namespace and tells the hosts, also the one that asked for the change: the part of it that knows its disks is
+    /// not the one that sent the command.
     pub(super) fn namespace_changed(&mut self, id: SubsystemId, nsid: u32) {
-        self.namespace_changed_by(id, nsid, None);
+        let namespaces = self.subsystems.get(&id).map(|subsystem| &subsystem.namespaces);
+        let audience = namespaces.and_then(|namespaces| namespaces.get(&nsid)).map(|found| found.audience.clone());
+        self.namespace_changed_for(id, nsid, |host| audience.as_ref().is_none_or(|audience| audience.sees(host)));
     }
 
-    /// Publishes a namespace and tells the hosts, but for the controller that asked for the change and knows.
-    fn namespace_changed_by(&mut self, id: SubsystemId, nsid: u32, by: Option<ControllerId>) {
+    fn namespace_changed_for(&mut self, id: SubsystemId, nsid: u32, concerned: impl Fn(&Nqn) -> bool) {
         self.events.push_back(Event::Publish { subsystem: id, nsid });
         let grouped = |subsystem: &Subsystem| subsystem.namespaces.get(&nsid).map(|found| found.config.ana_group);
         let regrouped = self.subsystems.get_mut(&id).is_some_and(|subsystem| {
@@ -198,7 +270,7 @@ impl Registry {
             subsystem.ana.place(nsid, group)
         });
         for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
-            if controller.association.subsystem == id && Some(controller.id) != by {
+            if controller.association.subsystem == id && concerned(&controller.association.hostnqn) {
                 controller.changed.add(nsid);
                 controller.notify(Notice::NamespaceAttribute, &mut self.events);
             }
@@ -208,11 +280,20 @@ impl Registry {
         }
     }
 
-    /// Tells the other controllers what one of them changed.
+    /// Tells the controllers what one of them changed.
     pub(super) fn tell_changes(&mut self) {
         while let Some(change) = self.changes.pop() {
             match change {
-                Change::Namespace { subsystem, nsid, by } => self.namespace_changed_by(subsystem, nsid, Some(by)),
+                Change::Namespace { subsystem, nsid } => self.namespace_changed(subsystem, nsid),
+                Change::Authenticated { ctrl } => self.take_place(ctrl),
+                Change::SubsystemReset { subsystem, by } => {
+                    if let Some(subsystem) = self.subsystems.get_mut(&subsystem) {
+                        subsystem.was_reset = true;
+                    }
+                    self.kill_where(KillReason::SubsystemReset, |controller| {
+                        controller.association.subsystem == subsystem && controller.id != by
+                    });
+                }
             }
         }
     }
@@ -226,7 +307,7 @@ impl Registry {
         }
     }
 
-    fn kill_where(&mut self, reason: KillReason, condition: impl Fn(&super::controller::Controller) -> bool) {
+    pub(super) fn kill_where(&mut self, reason: KillReason, mut condition: impl FnMut(&Controller) -> bool) {
         for controller in self.slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
             if condition(controller) {
                 controller.kill(reason, &mut self.events);

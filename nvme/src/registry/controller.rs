@@ -6,11 +6,12 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::config::RegistryConfig;
 use super::{ControllerId, Event, KillReason, SubsystemId};
 use crate::aer::{AsyncEvents, Fired, Notice};
+use crate::auth::exchange::Exchange;
 use crate::completion::Completion;
 use crate::features::{FeatureContext, Features};
 use crate::logs::{ChangedNamespaces, ErrorLog};
@@ -26,12 +27,22 @@ pub(crate) struct Association {
     pub(crate) subsystem: SubsystemId,
     pub(crate) subnqn: Nqn,
     pub(crate) hostnqn: Nqn,
+    /// Number of that NQN, for gates.
+    pub(crate) host: u64,
     pub(crate) hostid: [u8; 16],
     /// Address that the host reached us at.
     pub(crate) local: SocketAddr,
     /// Port that it stands for.
     pub(crate) portid: u16,
     pub(crate) kato: Option<Duration>,
+}
+
+impl Association {
+    /// Whether a host that comes by this port, as it says itself, is here already: by the same port, or as another machine of
+    /// the same name. Another port is another path of one host.
+    pub(crate) fn is_duplicate(&self, hostnqn: &Nqn, hostid: [u8; 16], portid: u16) -> bool {
+        self.hostnqn == *hostnqn && (self.portid == portid || self.hostid != hostid)
+    }
 }
 
 #[derive(Debug)]
@@ -44,6 +55,10 @@ pub(crate) struct Controller {
     pub(crate) errors: ErrorLog,
     pub(crate) changed: ChangedNamespaces,
     pub(crate) reservation_log: NotificationLog,
+    /// Having proven itself, its host took the place of earlier associations, which may have commands in progress.
+    pub(crate) replaces: bool,
+    /// Queues on which the host has to prove itself, or did.
+    pub(crate) exchanges: BTreeMap<u16, Exchange>,
     /// I/O queues that are connected.
     pub(crate) io_queues: BTreeSet<u16>,
     admin_open: bool,
@@ -55,12 +70,20 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub(crate) fn new(id: ControllerId, association: Association, config: &RegistryConfig, now: Duration) -> Self {
+    pub(crate) fn new(
+        id: ControllerId,
+        association: Association,
+        config: &RegistryConfig,
+        was_reset: bool,
+        now: Duration,
+    ) -> Self {
         let discovery = association.subsystem.is_discovery();
         let capabilities = Capabilities {
             mqes: config.max_io_queue_entries.saturating_sub(1),
             timeout: config.ready_timeout,
             io: !discovery,
+            subsystem_reset: config.subsystem_reset && !discovery,
+            subsystem_was_reset: was_reset,
         };
         let context = FeatureContext {
             discovery,
@@ -78,6 +101,8 @@ impl Controller {
             errors: ErrorLog::default(),
             changed: ChangedNamespaces::default(),
             reservation_log: NotificationLog::default(),
+            replaces: false,
+            exchanges: BTreeMap::new(),
             io_queues: BTreeSet::new(),
             admin_open: true,
             dying: false,
@@ -122,6 +147,7 @@ impl Controller {
 
     /// A queue is drained and destroyed.
     pub(crate) fn queue_closed(&mut self, qid: u16, events: &mut VecDeque<Event>) {
+        self.exchanges.remove(&qid);
         if qid == 0 {
             self.admin_open = false;
             if self.io_queues.is_empty() {
@@ -193,6 +219,7 @@ impl Controller {
         if self.dying {
             return None;
         }
-        self.patience(config).map(|patience| self.last_activity.saturating_add(patience))
+        let silence = self.patience(config).map(|patience| self.last_activity.saturating_add(patience));
+        silence.into_iter().chain(self.authentication_deadline()).min()
     }
 }

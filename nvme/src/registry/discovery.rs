@@ -1,19 +1,76 @@
-//! The discovery log of one host: every subsystem that it may use, at every address that it can be expected to reach.
+//! The discovery log of one host: every subsystem that it may use, at every address that it can be expected to reach, and
+//! other discovery services that it is told of.
 
 use core::net::{IpAddr, SocketAddr};
 
 use super::Surroundings;
-use super::config::Listener;
+use super::config::{ConfigError, Listener, Referral, RegistryConfig};
 use super::controller::Controller;
-use crate::nqn::Nqn;
+use super::subsystem::host_nqn;
+use crate::nqn::{DISCOVERY_NQN, Nqn};
 use crate::wire::discovery::{Entry, EntryFields, Subtype, page};
 
+/// Another discovery service, checked.
+#[derive(Clone, Debug)]
+pub(super) struct Referred {
+    config: Referral,
+    nqn: Nqn,
+    /// Hosts that are told; `None`: all.
+    hosts: Option<Vec<Nqn>>,
+}
+
+impl Referred {
+    pub(super) fn new(config: Referral) -> Result<Self, ConfigError> {
+        let addr = config.addr;
+        if addr.ip().is_unspecified() || addr.ip().is_multicast() || addr.port() == 0 {
+            return Err(ConfigError::ReferralAddress(addr));
+        }
+        let nqn = config.nqn.as_ref().map(|nqn| Nqn::lenient(nqn).map_err(|rule| ConfigError::Nqn(nqn.clone(), rule)));
+        let hosts = config.hosts.as_ref().map(|hosts| hosts.iter().map(|host| host_nqn(host)).collect());
+        Ok(Self { nqn: nqn.transpose()?.unwrap_or_else(Nqn::discovery), hosts: hosts.transpose()?, config })
+    }
+
+    pub(super) fn config(&self) -> &Referral {
+        &self.config
+    }
+
+    /// Whether a host would find one and the same service behind both.
+    pub(super) fn leads_where(&self, other: &Self) -> bool {
+        self.config.addr == other.config.addr && self.nqn == other.nqn
+    }
+
+    pub(super) fn leads_to(&self, addr: SocketAddr, nqn: Option<&str>) -> bool {
+        self.config.addr == addr && self.nqn.as_bytes() == nqn.unwrap_or(DISCOVERY_NQN).as_bytes()
+    }
+
+    fn concerns(&self, host: &Nqn) -> bool {
+        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
+    }
+
+    fn entry(&self) -> Entry {
+        Entry::new(&EntryFields {
+            subtype: Subtype::Referral,
+            subnqn: &self.nqn,
+            addr: self.config.addr,
+            portid: self.config.portid,
+            prtype: self.config.provider.to_wire(),
+            // What any admin queue has at least: more is not known of it.
+            asqsz: 32,
+        })
+    }
+}
+
+/// The name by which the discovery subsystem calls itself.
+pub(super) fn name(config: &RegistryConfig) -> Nqn {
+    let own = config.discovery_nqn.as_deref().and_then(|nqn| Nqn::strict(nqn).ok());
+    own.unwrap_or_else(Nqn::discovery)
+}
+
 /// The whole page (LID 70h): one entry for this discovery subsystem per address, then the subsystems in the order they
-/// were added.
+/// were added, then referrals.
 pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8> {
     let association = &controller.association;
     let addresses = addresses(cx.listeners, association.local);
-    let discovery = (&association.subnqn, Subtype::CurrentDiscovery);
     let subsystems = cx
         .subsystems
         .values()
@@ -29,10 +86,17 @@ pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8
             asqsz: cx.config.admin_queue_entries,
         })
     };
-    let entries: Vec<Entry> = core::iter::once(discovery)
-        .chain(subsystems)
-        .flat_map(|subsystem| addresses.iter().map(move |address| entry(subsystem, address)))
-        .collect();
+    let itself = addresses.iter().map(|address| {
+        // Whether a host that goes there reads what it reads here: what is not listed to it may differ by the way it came.
+        let same = self::addresses(cx.listeners, address.0)
+            .iter()
+            .map(|(addr, _)| addr)
+            .eq(addresses.iter().map(|(addr, _)| addr));
+        entry((&association.subnqn, Subtype::CurrentDiscovery { same }), address)
+    });
+    let subsystems = subsystems.flat_map(|subsystem| addresses.iter().map(move |address| entry(subsystem, address)));
+    let referrals = cx.referrals.iter().filter(|referred| referred.concerns(&association.hostnqn)).map(Referred::entry);
+    let entries: Vec<Entry> = itself.chain(subsystems).chain(referrals).collect();
     page(cx.genctr, &entries)
 }
 

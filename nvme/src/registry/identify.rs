@@ -14,6 +14,7 @@ use crate::command::NSID_ALL;
 use crate::features;
 use crate::io::IoLimits;
 use crate::logs;
+use crate::nqn::Nqn;
 use crate::properties;
 use crate::sgl::{MAX_KEYED, SGL_LEN};
 use crate::status::Status;
@@ -65,15 +66,18 @@ fn of_subsystem(
     command: Identify,
 ) -> Result<Vec<u8>, Refused> {
     let max = cx.config.max_namespaces;
+    let host = &controller.association.hostnqn;
+    let of_namespace =
+        |structure: &dyn Fn(&Namespace) -> Vec<u8>| of_namespace(subsystem, host, command, max, structure);
     match command.cns {
-        cns::NAMESPACE => of_namespace(subsystem, command, max, |ns| namespace(ns, &cx.config.io_limits)),
+        cns::NAMESPACE => of_namespace(&|ns| namespace(ns, &cx.config.io_limits)),
         cns::CONTROLLER => Ok(io_controller(controller, subsystem, cx.config)),
-        cns::ACTIVE_NAMESPACES => active_namespaces(subsystem, command),
-        cns::DESCRIPTORS => subsystem.namespaces.get(&command.nsid).map(descriptors).ok_or(INVALID_NAMESPACE),
+        cns::ACTIVE_NAMESPACES => active_namespaces(subsystem, host, command),
+        cns::DESCRIPTORS => subsystem.seen(command.nsid, host).map(descriptors).ok_or(INVALID_NAMESPACE),
         cns::NAMESPACE_CSI => {
             nvm_only(command)?;
             // No metadata, no protection information: everything in it is zero.
-            of_namespace(subsystem, command, max, |_| vec![0; IDENTIFY_LEN])
+            of_namespace(&|_| vec![0; IDENTIFY_LEN])
         }
         cns::CONTROLLER_CSI => {
             nvm_only(command)?;
@@ -81,9 +85,9 @@ fn of_subsystem(
         }
         cns::ACTIVE_NAMESPACES_CSI => {
             nvm_only(command)?;
-            active_namespaces(subsystem, command)
+            active_namespaces(subsystem, host, command)
         }
-        cns::NAMESPACE_INDEPENDENT => of_namespace(subsystem, command, max, independent),
+        cns::NAMESPACE_INDEPENDENT => of_namespace(&independent),
         cns::IO_COMMAND_SETS => {
             let cntlid = controller.association.cntlid;
             if command.cntid != 0xffff && command.cntid != cntlid {
@@ -99,14 +103,15 @@ fn of_subsystem(
 /// valid. The broadcast value would be for the namespace management that we do not have.
 fn of_namespace(
     subsystem: &Subsystem,
+    host: &Nqn,
     command: Identify,
     max: u32,
-    structure: impl Fn(&Namespace) -> Vec<u8>,
+    structure: &dyn Fn(&Namespace) -> Vec<u8>,
 ) -> Result<Vec<u8>, Refused> {
     if command.nsid == 0 || command.nsid > max {
         return Err(INVALID_NAMESPACE);
     }
-    let namespace = subsystem.namespaces.get(&command.nsid);
+    let namespace = subsystem.seen(command.nsid, host);
     Ok(namespace.map_or_else(|| vec![0; IDENTIFY_LEN], structure))
 }
 
@@ -118,14 +123,16 @@ fn nvm_only(command: Identify) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Up to 1024 identifiers above the one that the command names, ascending. FFFFFFFEh and FFFFFFFFh are refused.
-fn active_namespaces(subsystem: &Subsystem, command: Identify) -> Result<Vec<u8>, Refused> {
+/// Up to 1024 identifiers above the one that the command names, ascending, of namespaces that the host sees. FFFFFFFEh and
+/// FFFFFFFFh are refused.
+fn active_namespaces(subsystem: &Subsystem, host: &Nqn, command: Identify) -> Result<Vec<u8>, Refused> {
     if command.nsid >= NSID_ALL - 1 {
         return Err(INVALID_NAMESPACE);
     }
     let mut list: Vec<u8> = subsystem
         .namespaces
         .range(command.nsid + 1..)
+        .filter(|(_, namespace)| namespace.audience.sees(host))
         .take(IDENTIFY_LEN / 4)
         .flat_map(|(nsid, _)| nsid.to_le_bytes())
         .collect();
@@ -232,6 +239,9 @@ fn controller_base(controller: &Controller, config: &RegistryConfig) -> Identify
     id.elpe = u8::try_from(logs::ERROR_SLOTS - 1).unwrap_or(u8::MAX);
     id.lpa = LPA_EXTENDED_DATA;
     let granularity = config.keep_alive_granularity.as_millis() / 100;
+    let delay = config.retry_delay.as_millis() / 100;
+    let [first, ..] = &mut id.crdt;
+    first.set(u16::try_from(delay).unwrap_or(u16::MAX));
     id.kas.set(u16::try_from(granularity).unwrap_or(u16::MAX).max(1));
     id.sqes = 0x66;
     id.cqes = 0x44;

@@ -33,7 +33,9 @@ impl Registry {
             if let Some(seen) = last_activity(controller.id) {
                 controller.last_activity = controller.last_activity.max(seen);
             }
-            if expired(controller.deadline(config)) {
+            if expired(controller.authentication_deadline()) {
+                controller.kill(KillReason::AuthenticationTimedOut, events);
+            } else if expired(controller.deadline(config)) {
                 controller.kill(KillReason::KeepAliveExpired, events);
             }
         }

@@ -12,6 +12,7 @@
 pub mod config;
 
 mod admin;
+mod authenticate;
 mod connect;
 mod control;
 mod controller;
@@ -30,6 +31,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::auth::Job;
 use crate::completion::Completion;
 use crate::gate::Gate;
 use crate::io::{IoLimits, NamespaceView};
@@ -40,13 +42,14 @@ use crate::status::Status;
 
 pub use crate::ana::AnaState;
 pub use config::{
-    ConfigError, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider,
-    RegistryConfig, SubsystemConfig,
+    Admission, ConfigError, Duplicates, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, NamespaceState,
+    RdmaProvider, Referral, RegistryConfig, SubsystemConfig,
 };
 pub use connect::{Connected, QueueContext};
 pub use subsystem::WriteProtection;
 
 use controller::Controller;
+use discovery::Referred;
 use subsystem::Subsystem;
 
 /// A subsystem of this registry; never reused.
@@ -84,7 +87,20 @@ pub enum Action {
         /// The answer after it.
         completion: Completion,
     },
-    /// Fetch `len` bytes from the host and call [`Registry::admin`] again with them.
+    /// Send `data` to the host, then answer, then close this queue.
+    SendLast {
+        /// To the host.
+        data: Vec<u8>,
+        /// The answer after it.
+        completion: Completion,
+    },
+    /// Run this where it holds up nobody, and call [`Registry::computed`] with what it came to.
+    Compute {
+        /// What to run.
+        job: Job,
+    },
+    /// Fetch `len` bytes from the host and call [`Registry::admin`], or on an I/O queue [`Registry::io_fabrics`], again with
+    /// them.
     FetchData {
         /// Bytes to fetch.
         len: u32,
@@ -206,10 +222,16 @@ pub enum KillReason {
     HostRemoved,
     /// The subsystem is no longer served.
     SubsystemRemoved,
+    /// The host did not authenticate in time.
+    AuthenticationTimedOut,
     /// The transport asked for it.
     Transport,
     /// The operator asked for it.
     Operator,
+    /// The same host came again, and the subsystem has it replace what it was.
+    Replaced,
+    /// A host reset the NVM subsystem.
+    SubsystemReset,
 }
 
 impl core::fmt::Display for KillReason {
@@ -219,8 +241,11 @@ impl core::fmt::Display for KillReason {
             Self::AdminQueueClosed => "admin queue closed",
             Self::HostRemoved => "host removed",
             Self::SubsystemRemoved => "subsystem removed",
+            Self::AuthenticationTimedOut => "the host did not authenticate in time",
             Self::Transport => "transport failed",
             Self::Operator => "the operator disconnected it",
+            Self::Replaced => "its host connected again and takes its place",
+            Self::SubsystemReset => "a host reset the subsystem",
         })
     }
 }
@@ -270,6 +295,9 @@ pub struct Registry {
     subsystems: BTreeMap<SubsystemId, Subsystem>,
     next_subsystem: u32,
     listeners: Vec<Listener>,
+    referrals: Vec<Referred>,
+    /// Name of the discovery subsystem where it names itself.
+    discovery_nqn: Nqn,
     /// Port identifiers by address, also of listeners that are gone.
     ports: BTreeMap<SocketAddr, u16>,
     /// Generation counter (GENCTR) of the discovery log.
@@ -277,8 +305,12 @@ pub struct Registry {
     slots: Vec<Slot>,
     /// Where the search for a free controller identifier goes on, so that one that was just freed comes last.
     next_cntlid: u16,
+    /// Numbers of hosts that the configuration names.
+    known_hosts: BTreeMap<Nqn, u64>,
+    last_host: u64,
     events: VecDeque<Event>,
     changes: Vec<Change>,
+    authentications: u64,
 }
 
 #[derive(Debug, Default)]
@@ -292,15 +324,29 @@ struct Surroundings<'a> {
     config: &'a RegistryConfig,
     subsystems: &'a mut BTreeMap<SubsystemId, Subsystem>,
     listeners: &'a [Listener],
+    referrals: &'a [Referred],
     genctr: u64,
     events: &'a mut VecDeque<Event>,
     changes: &'a mut Vec<Change>,
+    authentications: &'a mut u64,
 }
 
-/// Something that other controllers have to be told of, once none is at work.
+/// Something that controllers have to be told of, once none is at work.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    Namespace { subsystem: SubsystemId, nsid: u32, by: ControllerId },
+    Namespace {
+        subsystem: SubsystemId,
+        nsid: u32,
+    },
+    /// The host of a new association has proven who it is.
+    Authenticated {
+        ctrl: ControllerId,
+    },
+    /// A host reset its subsystem; its own association ends by itself.
+    SubsystemReset {
+        subsystem: SubsystemId,
+        by: ControllerId,
+    },
 }
 
 impl Registry {
@@ -309,15 +355,20 @@ impl Registry {
     pub fn new(config: RegistryConfig) -> Self {
         Self {
             next_cntlid: *config.cntlids.start(),
+            discovery_nqn: discovery::name(&config),
             config,
             subsystems: BTreeMap::new(),
             next_subsystem: 1,
             listeners: Vec::new(),
+            referrals: Vec::new(),
             ports: BTreeMap::new(),
             genctr: 1,
             slots: Vec::new(),
+            known_hosts: BTreeMap::new(),
+            last_host: 0,
             events: VecDeque::new(),
             changes: Vec::new(),
+            authentications: 0,
         }
     }
 
@@ -369,11 +420,14 @@ impl Registry {
         }
     }
 
-    /// An I/O command failed: an entry for the error log.
-    pub fn record_error(&mut self, ctrl: ControllerId, error: &CommandError) {
-        if let Some(controller) = self.controller_mut(ctrl) {
-            controller.errors.record(error);
-        }
+    /// An I/O command failed: an entry for the error log. Returns the status to answer with, which may have a retry delay.
+    pub fn record_error(&mut self, ctrl: ControllerId, error: &CommandError) -> Status {
+        let delays = !self.config.retry_delay.is_zero();
+        let Some(controller) = self.controller_mut(ctrl) else { return error.status };
+        controller.errors.record(error);
+        let passes = [Status::ANA_TRANSITION, Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED];
+        let delayed = delays && passes.contains(&error.status) && controller.features.advanced_retry();
+        if delayed { error.status.retry_later() } else { error.status }
     }
 
     /// The counters of a subsystem's I/O, for the SMART / health log. Best fed just before a Get Log Page of that log
@@ -452,8 +506,10 @@ impl Registry {
 
     /// The controller and everything else, to work on both.
     fn split(&mut self, ctrl: ControllerId) -> Option<(&mut Controller, Surroundings<'_>)> {
-        let Self { config, subsystems, listeners, genctr, slots, events, changes, .. } = self;
-        let surroundings = Surroundings { config, subsystems, listeners, genctr: *genctr, events, changes };
+        let Self { config, subsystems, listeners, referrals, slots, events, changes, authentications, .. } = self;
+        let genctr = self.genctr;
+        let surroundings =
+            Surroundings { config, subsystems, listeners, referrals, genctr, events, changes, authentications };
         tenant_mut(slots, ctrl).map(|controller| (controller, surroundings))
     }
 }

@@ -50,7 +50,8 @@ impl Controller {
         get: GetFeatures,
     ) -> Result<Action, Refused> {
         let subsystem = cx.subsystems.get(&self.association.subsystem);
-        let namespace = subsystem.and_then(|subsystem| subsystem.namespaces.get(&get.nsid)).ok_or(NO_NAMESPACE)?;
+        let host = &self.association.hostnqn;
+        let namespace = subsystem.and_then(|subsystem| subsystem.seen(get.nsid, host)).ok_or(NO_NAMESPACE)?;
         let value = match get.select {
             Select::Current => match get.fid {
                 fid::RESERVATION_MASK => namespace.notification_mask,
@@ -85,7 +86,11 @@ impl Controller {
             return Err(Refused::invalid_field(location::CDW11));
         }
         let subsystem = cx.subsystems.get_mut(&self.association.subsystem).ok_or(NO_NAMESPACE)?;
-        let concerned = subsystem.namespaces.iter_mut().filter(|(nsid, _)| set.nsid == NSID_ALL || **nsid == set.nsid);
+        let host = &self.association.hostnqn;
+        let concerned = subsystem
+            .namespaces
+            .iter_mut()
+            .filter(|(nsid, namespace)| (set.nsid == NSID_ALL || **nsid == set.nsid) && namespace.audience.sees(host));
         let changed = concerned.map(|(_, namespace)| namespace.notification_mask = set.value).count();
         if changed == 0 && set.nsid != NSID_ALL {
             return Err(NO_NAMESPACE);
@@ -96,7 +101,7 @@ impl Controller {
     /// Persist through power loss (PTPL), as Reservation Register can turn it on and off too.
     fn set_persistence(&self, cx: &mut Surroundings<'_>, cid: u16, set: SetFeatures) -> Result<Action, Refused> {
         let id = self.association.subsystem;
-        let namespace = find(cx, id, set.nsid)?;
+        let namespace = self.find(cx, set.nsid)?;
         let persist = set.value & PTPL != 0;
         if persist && !namespace.config.persistent {
             return Err(Refused::invalid_field(location::CDW11));
@@ -112,7 +117,7 @@ impl Controller {
     /// Protection holds once it is answered: writes in progress have ended, and what they wrote is on stable storage.
     fn set_protection(&self, cx: &mut Surroundings<'_>, cid: u16, set: SetFeatures) -> Result<Action, Refused> {
         let id = self.association.subsystem;
-        let namespace = find(cx, id, set.nsid)?;
+        let namespace = self.find(cx, set.nsid)?;
         let wanted = WriteProtection::from_wire(set.value & WPS).ok_or(Refused::invalid_field(location::CDW11))?;
         let was = protection(namespace);
         if was == wanted {
@@ -123,17 +128,19 @@ impl Controller {
         }
         namespace.protection = wanted;
         let keep = namespace.config.persistent;
-        cx.changes.push(Change::Namespace { subsystem: id, nsid: set.nsid, by: self.id });
+        cx.changes.push(Change::Namespace { subsystem: id, nsid: set.nsid });
         let protects = was == WriteProtection::None;
         let drain = if protects { Drain::Writes } else { Drain::Nothing };
         let settle = Settle { subsystem: id, nsid: set.nsid, drain, flush: protects, keep };
         Ok(Action::Settle { settle, completion: Completion::success(cid) })
     }
-}
 
-fn find<'a>(cx: &'a mut Surroundings<'_>, id: SubsystemId, nsid: u32) -> Result<&'a mut Namespace, Refused> {
-    let subsystem = cx.subsystems.get_mut(&id);
-    subsystem.and_then(|subsystem| subsystem.namespaces.get_mut(&nsid)).ok_or(NO_NAMESPACE)
+    /// A namespace that the host sees.
+    fn find<'a>(&self, cx: &'a mut Surroundings<'_>, nsid: u32) -> Result<&'a mut Namespace, Refused> {
+        let subsystem = cx.subsystems.get_mut(&self.association.subsystem);
+        let namespace = subsystem.and_then(|subsystem| subsystem.namespaces.get_mut(&nsid));
+        namespace.filter(|namespace| namespace.audience.sees(&self.association.hostnqn)).ok_or(NO_NAMESPACE)
+    }
 }
 
 /// What hosts are told: storage that cannot be written is protected whatever they set.

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{ConfigError, NamespaceConfig, NamespaceState, RegistryConfig, SubsystemConfig, is_printable};
+use super::config::{
+    Admission, ConfigError, NamespaceConfig, NamespaceState, RegistryConfig, SubsystemConfig, is_printable,
+};
 use super::paths::{DEFAULT_GROUP, check_group};
 use crate::ana::AnaStates;
+use crate::auth::HostAuth;
 use crate::gate::Gate;
 use crate::io::NamespaceView;
 use crate::logs::{IoCounters, NamespaceCommands};
@@ -20,6 +23,11 @@ pub(crate) struct Subsystem {
     pub(crate) model: [u8; 40],
     pub(crate) allow_any_host: bool,
     pub(crate) hosts: BTreeSet<Nqn>,
+    pub(crate) admission: Admission,
+    /// A host reset it.
+    pub(crate) was_reset: bool,
+    /// Hosts that have to authenticate.
+    pub(crate) auth: BTreeMap<Nqn, HostAuth>,
     pub(crate) namespaces: BTreeMap<u32, Namespace>,
     pub(crate) counters: IoCounters,
     pub(crate) ana: AnaStates,
@@ -30,10 +38,38 @@ pub(crate) struct Subsystem {
 pub(crate) struct Namespace {
     pub(crate) config: NamespaceConfig,
     pub(crate) block_shift: u8,
+    pub(crate) audience: Audience,
     pub(crate) protection: WriteProtection,
     pub(crate) reservations: Reservations,
     /// Reservation Notification Mask (feature 82h).
     pub(crate) notification_mask: u32,
+}
+
+/// The hosts that see a namespace, each with its number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Audience(Option<BTreeMap<Nqn, u64>>);
+
+impl Audience {
+    /// `None`: all hosts.
+    pub(crate) fn new(hosts: Option<&[String]>, mut number: impl FnMut(&Nqn) -> u64) -> Result<Self, ConfigError> {
+        let Some(hosts) = hosts else { return Ok(Self(None)) };
+        let numbered = hosts.iter().map(|host| {
+            let host = host_nqn(host)?;
+            let number = number(&host);
+            Ok((host, number))
+        });
+        Ok(Self(Some(numbered.collect::<Result<_, _>>()?)))
+    }
+
+    pub(crate) fn sees(&self, host: &Nqn) -> bool {
+        self.0.as_ref().is_none_or(|hosts| hosts.contains_key(host))
+    }
+
+    fn numbers(&self) -> Option<Box<[u64]>> {
+        let mut numbers: Vec<u64> = self.0.as_ref()?.values().copied().collect();
+        numbers.sort_unstable();
+        Some(numbers.into())
+    }
 }
 
 /// Namespace Write Protection state (feature 84h), as hosts set it.
@@ -85,6 +121,9 @@ impl Subsystem {
             model: ascii(model),
             allow_any_host: config.allow_any_host,
             hosts: hosts.collect::<Result<_, _>>()?,
+            admission: config.admission,
+            was_reset: false,
+            auth: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             counters: IoCounters::default(),
             ana: AnaStates::default(),
@@ -95,13 +134,19 @@ impl Subsystem {
     pub(crate) fn gate(&self, nsid: u32) -> Option<Gate> {
         let namespace = self.namespaces.get(&nsid)?;
         let unreached = self.ana.refusals(namespace.config.ana_group);
-        let gate = Gate { reservation: namespace.reservations.guard(), unreached };
+        let audience = namespace.audience.numbers();
+        let gate = Gate { audience, reservation: namespace.reservations.guard(), unreached };
         (!gate.is_open()).then_some(gate)
     }
 
-    /// The ANA log page as a port sees it.
-    pub(crate) fn ana_page(&self, port: u16, groups_only: bool) -> Vec<u8> {
-        self.ana.page(port, groups_only, |_| true)
+    /// The ANA log page as a host sees it through a port.
+    pub(crate) fn ana_page(&self, port: u16, groups_only: bool, host: &Nqn) -> Vec<u8> {
+        self.ana.page(port, groups_only, |nsid| self.seen(nsid, host).is_some())
+    }
+
+    /// A namespace, if the host sees it.
+    pub(crate) fn seen(&self, nsid: u32, host: &Nqn) -> Option<&Namespace> {
+        self.namespaces.get(&nsid).filter(|namespace| namespace.audience.sees(host))
     }
 
     pub(crate) fn allows(&self, hostnqn: &Nqn) -> bool {
@@ -146,7 +191,8 @@ impl Namespace {
         let kept = core::mem::take(&mut config.kept);
         let protection = if kept.write_protected { WriteProtection::Protected } else { WriteProtection::None };
         let reservations = kept.reservations.map(Reservations::restored).unwrap_or_default();
-        Ok(Self { config, block_shift, protection, reservations, notification_mask: 0 })
+        let audience = Audience::default();
+        Ok(Self { config, block_shift, audience, protection, reservations, notification_mask: 0 })
     }
 
     pub(crate) fn resize(&mut self, blocks: u64) -> Result<(), ConfigError> {

@@ -68,7 +68,12 @@ pub(crate) enum Subtype {
     /// An NVM subsystem.
     Nvm,
     /// The discovery subsystem that this page was read from.
-    CurrentDiscovery,
+    CurrentDiscovery {
+        /// The same is read through this entry as through the one that was used.
+        same: bool,
+    },
+    /// Another discovery subsystem.
+    Referral,
 }
 
 /// What an entry is made of.
@@ -95,14 +100,15 @@ impl Entry {
         };
         entry.subtype = match fields.subtype {
             Subtype::Nvm => 2,
-            Subtype::CurrentDiscovery => 3,
+            Subtype::CurrentDiscovery { .. } => 3,
+            Subtype::Referral => 1,
         };
         entry.treq = TREQ_SQ_FLOW_CONTROL_DISABLE;
         entry.portid.set(fields.portid);
         entry.cntlid.set(crate::fabrics::CNTLID_DYNAMIC);
         entry.asqsz.set(fields.asqsz);
-        if fields.subtype == Subtype::CurrentDiscovery {
-            entry.eflags.set(EFLAGS_EPCSD);
+        if let Subtype::CurrentDiscovery { same } = fields.subtype {
+            entry.eflags.set(EFLAGS_EPCSD | if same { EFLAGS_DUPRETINFO } else { 0 });
         }
         entry.trsvcid = ascii(&fields.addr.port().to_string());
         entry.subnqn = fields.subnqn.to_wire();
@@ -126,6 +132,8 @@ const TRTYPE_RDMA: u8 = 1;
 const ADRFAM_IPV4: u8 = 1;
 const ADRFAM_IPV6: u8 = 2;
 const TREQ_SQ_FLOW_CONTROL_DISABLE: u8 = 1 << 2;
+/// Duplicate Returned Information: all entries that have it lead to the same.
+const EFLAGS_DUPRETINFO: u16 = 1;
 /// Explicit Persistent Connection Support for Discovery: KATO makes a connection persistent.
 const EFLAGS_EPCSD: u16 = 1 << 1;
 
@@ -160,8 +168,18 @@ mod tests {
 
     #[test]
     fn ipv6_entry_has_neither_brackets_nor_scope() {
-        let entry = entry("[fe80::1%3]:8009", Subtype::CurrentDiscovery);
+        let entry = entry("[fe80::1%3]:8009", Subtype::CurrentDiscovery { same: false });
         assert_eq!((entry.adrfam, entry.subtype, entry.eflags.get()), (2, 3, 2));
         assert_eq!(entry.traddr[..8], *b"fe80::1 ");
+    }
+
+    #[test]
+    fn discovery_services_are_told_apart() {
+        let flags = |subtype| {
+            let entry = entry("10.0.0.1:8009", subtype);
+            (entry.subtype, entry.eflags.get())
+        };
+        assert_eq!(flags(Subtype::CurrentDiscovery { same: true }), (3, 3));
+        assert_eq!(flags(Subtype::Referral), (1, 0));
     }
 }

@@ -156,11 +156,15 @@ impl Model {
         let action = self.bench.registry.admin(ctrl, &command, data.map(Vec::as_slice), self.bench.now);
         let live = self.live.get_mut(&ctrl).unwrap();
         match action {
-            Action::Complete(completion) | Action::SendData { completion, .. } | Action::Settle { completion, .. } => {
+            Action::Complete(completion)
+            | Action::SendData { completion, .. }
+            | Action::SendLast { completion, .. }
+            | Action::Settle { completion, .. } => {
                 assert_eq!(completion.cid, command.cid);
             }
             Action::Hold => live.held.push(command.cid),
             Action::FetchData { len } => assert!(data.is_none() && len <= 4096),
+            Action::Compute { .. } => panic!("nobody has to authenticate"),
             Action::Abort { sqid, .. } => assert!(live.io.contains(&sqid)),
             Action::DisconnectQueue { .. } => panic!("an admin queue has no Disconnect"),
         }

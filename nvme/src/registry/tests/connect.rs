@@ -207,7 +207,7 @@ fn connecting_a_connected_queue_again_is_out_of_sequence() {
     let ctrl = bench.host();
     let again = Dial::admin().command();
     assert_eq!(bench.completed(ctrl, &again), Err(Status::COMMAND_SEQUENCE_ERROR.dnr()));
-    let action = bench.registry.io_fabrics(ctrl, 1, &again, SECOND);
+    let action = bench.registry.io_fabrics(ctrl, 1, &again, None, SECOND);
     let refusal = Completion::failed(again.cid, Status::COMMAND_SEQUENCE_ERROR.dnr());
     assert_eq!(action, Action::Complete(refusal));
 }

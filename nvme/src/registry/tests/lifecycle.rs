@@ -165,16 +165,16 @@ fn disconnect_closes_an_io_queue_and_is_no_admin_command() {
     let ctrl = bench.host();
     bench.io_queue(ctrl, 1).unwrap();
     let disconnect = |recfmt| command(0x7f, 8, 0, [recfmt, 0, 0, 0, 0, 0]);
-    let action = bench.registry.io_fabrics(ctrl, 1, &disconnect(0), SECOND);
+    let action = bench.registry.io_fabrics(ctrl, 1, &disconnect(0), None, SECOND);
     assert_eq!(action, Action::DisconnectQueue { completion: Completion::success(0x1234) });
-    let action = bench.registry.io_fabrics(ctrl, 1, &disconnect(1), SECOND);
+    let action = bench.registry.io_fabrics(ctrl, 1, &disconnect(1), None, SECOND);
     let refused = |status: Status| Action::Complete(Completion::failed(0x1234, status.dnr()));
     assert_eq!(action, refused(Status::CONNECT_INCOMPATIBLE_FORMAT));
     assert_eq!(bench.admin(ctrl, &disconnect(0)), refused(Status::INVALID_QUEUE_TYPE));
     let property_get = command(0x7f, 4, 0, [0; 6]);
-    let action = bench.registry.io_fabrics(ctrl, 1, &property_get, SECOND);
+    let action = bench.registry.io_fabrics(ctrl, 1, &property_get, None, SECOND);
     assert_eq!(action, refused(Status::INVALID_QUEUE_TYPE));
     let unknown = command(0x7f, 0x0c, 0, [0; 6]);
-    let action = bench.registry.io_fabrics(ctrl, 1, &unknown, SECOND);
+    let action = bench.registry.io_fabrics(ctrl, 1, &unknown, None, SECOND);
     assert_eq!(action, refused(Status::INVALID_OPCODE));
 }

@@ -157,6 +157,92 @@ fn discovery_log_lists_what_this_host_may_use() {
 }
 
 #[test]
+fn other_discovery_services_are_told_to_those_they_are_for() {
+    let mut bench = Bench::new();
+    let referral = |addr: &str, nqn: Option<&str>, hosts: Option<&[&str]>| Referral {
+        addr: addr.parse().unwrap(),
+        nqn: nqn.map(Into::into),
+        hosts: hosts.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect()),
+        portid: 5,
+        provider: RdmaProvider::RoceV2,
+    };
+    let ctrl = bench.discovery_host();
+    let entries = |bench: &mut Bench| {
+        let log = bench.log(ctrl, 0x70, false, 0, 8192).unwrap();
+        let count = usize::from(log[8]);
+        let entries = log[1024..].chunks(1024).take(count).filter(|entry| entry[2] == 1);
+        let text = |field: &[u8]| String::from_utf8_lossy(field).trim_end_matches(['\0', ' ']).to_owned();
+        entries.map(|entry| (text(&entry[512..768]), text(&entry[256..512]), entry[4])).collect::<Vec<_>>()
+    };
+    let registry = &mut bench.registry;
+    registry.add_referral(referral("10.0.0.7:8009", None, None)).unwrap();
+    registry.add_referral(referral("10.0.0.7:8009", Some("nqn.2026-01.io.x:d"), Some(&[HOST, "b"]))).unwrap();
+    registry.add_referral(referral("[fd00::8]:8009", None, Some(&["b"]))).unwrap();
+    assert_eq!(
+        registry.add_referral(referral("10.0.0.7:8009", Some(DISCOVERY_NQN), None)),
+        Err(ConfigError::DuplicateReferral("10.0.0.7:8009".parse().unwrap()))
+    );
+    for addr in ["0.0.0.0:8009", "10.0.0.1:0", "[ff02::1]:8009"] {
+        let refused = registry.add_referral(referral(addr, None, None));
+        assert_eq!(refused, Err(ConfigError::ReferralAddress(addr.parse().unwrap())));
+    }
+    let expected = [("10.0.0.7", DISCOVERY_NQN, 5), ("10.0.0.7", "nqn.2026-01.io.x:d", 5)];
+    assert_eq!(entries(&mut bench), expected.map(|(addr, nqn, port)| (addr.to_owned(), nqn.to_owned(), port)));
+    let addr = "10.0.0.7:8009".parse().unwrap();
+    bench.registry.remove_referral(addr, None).unwrap();
+    assert_eq!(bench.registry.remove_referral(addr, None), Err(ConfigError::NoSuchReferral(addr)));
+    assert_eq!(entries(&mut bench).len(), 1);
+    assert_eq!(bench.registry.referrals().count(), 2);
+}
+
+#[test]
+fn discovery_entries_say_which_of_them_lead_to_the_same() {
+    let mut bench = Bench::new();
+    let add = |bench: &mut Bench, addr: &str| {
+        let listener = Listener { addr: addr.parse().unwrap(), portid: 0, provider: RdmaProvider::RoceV2 };
+        bench.registry.add_listener(listener).unwrap();
+    };
+    let flags = |bench: &mut Bench| {
+        let ctrl = bench.dial(Dial::discovery(5000).from("10.0.0.1:4420")).unwrap().ctrl;
+        bench.enable(ctrl);
+        let log = bench.log(ctrl, 0x70, false, 0, 8192).unwrap();
+        log[1024..].chunks(1024).filter(|entry| entry[2] == 3).map(|entry| entry[10]).collect::<Vec<_>>()
+    };
+    add(&mut bench, "10.0.0.1:4420");
+    add(&mut bench, "10.0.0.2:4420");
+    assert_eq!(flags(&mut bench), [3, 3]);
+    // Through a wildcard each host reads the address that it came by.
+    add(&mut bench, "0.0.0.0:8009");
+    assert_eq!(flags(&mut bench), [3, 2, 3]);
+}
+
+#[test]
+fn a_discovery_subsystem_of_its_own_name_answers_to_both() {
+    const OWN: &str = "nqn.2026-01.io.farside:discovery";
+    let config = RegistryConfig { discovery_nqn: Some(OWN.into()), ..RegistryConfig::default() };
+    config.check().unwrap();
+    let bad = RegistryConfig { discovery_nqn: Some("x".into()), ..RegistryConfig::default() };
+    assert!(matches!(bad.check(), Err(ConfigError::Limit(_))));
+    let mut bench = Bench::with(config);
+    let listener = Listener { addr: LOCAL.parse().unwrap(), portid: 0, provider: RdmaProvider::RoceV2 };
+    bench.registry.add_listener(listener).unwrap();
+    let mut cntlids = Vec::new();
+    for subnqn in [DISCOVERY_NQN, OWN] {
+        let connected = bench.dial(Dial { subnqn, ..Dial::discovery(5000) }).unwrap();
+        bench.enable(connected.ctrl);
+        cntlids.push(connected.cntlid);
+        let identify = bench.identify(connected.ctrl, 1, 0).unwrap();
+        let log = bench.log(connected.ctrl, 0x70, false, 0, 8192).unwrap();
+        for field in [&identify[768..1024], &log[1024 + 256..1024 + 512]] {
+            assert!(field.starts_with(OWN.as_bytes()) && field[OWN.len()] == 0, "{subnqn}");
+        }
+    }
+    assert_ne!(cntlids[0], cntlids[1]);
+    let taken = bench.registry.add_subsystem(&subsystem(OWN));
+    assert_eq!(taken, Err(ConfigError::DuplicateNqn(OWN.into())));
+}
+
+#[test]
 fn generation_counter_moves_with_every_change() {
     let mut bench = Bench::new();
     let ctrl = bench.discovery_host();
@@ -174,4 +260,10 @@ fn generation_counter_moves_with_every_change() {
     assert!(moved(&mut bench));
     bench.registry.resize_namespace(bench.subsystem, 1, 9).unwrap();
     assert!(!moved(&mut bench), "namespaces are not in it");
+    let addr = "10.0.0.7:8009".parse().unwrap();
+    let referral = Referral { addr, nqn: None, hosts: None, portid: 0, provider: RdmaProvider::RoceV2 };
+    bench.registry.add_referral(referral).unwrap();
+    assert!(moved(&mut bench));
+    bench.registry.remove_referral(addr, None).unwrap();
+    assert!(moved(&mut bench));
 }

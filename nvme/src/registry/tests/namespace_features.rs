@@ -21,7 +21,7 @@ fn settles(bench: &mut Bench, ctrl: ControllerId, command: &Command) -> Settle {
 }
 
 #[test]
-fn protection_is_published_settled_and_told_to_the_other_hosts() {
+fn protection_is_published_settled_and_told_to_the_hosts() {
     let mut bench = Bench::new();
     let (first, second) = (bench.host(), bench.host());
     bench.admin(first, &aer(1));
@@ -30,8 +30,9 @@ fn protection_is_published_settled_and_told_to_the_other_hosts() {
     let settle = settles(&mut bench, first, &set(1, 1));
     let subsystem = bench.subsystem;
     assert_eq!(settle, Settle { subsystem, nsid: 1, drain: Drain::Writes, flush: true, keep: false });
-    let told = Event::CompleteHeld { ctrl: second, completion: Completion::with_result(2, 0x0004_0002) };
-    assert_eq!(bench.all_events(), [Event::Publish { subsystem, nsid: 1 }, told], "published first");
+    let told = |ctrl, cid| Event::CompleteHeld { ctrl, completion: Completion::with_result(cid, 0x0004_0002) };
+    let expected = [Event::Publish { subsystem, nsid: 1 }, told(first, 1), told(second, 2)];
+    assert_eq!(bench.all_events(), expected, "published first");
     assert!(bench.registry.namespace_view(subsystem, 1).unwrap().read_only);
     assert!(!bench.registry.namespace_view(subsystem, 3).unwrap().read_only);
     for (cns, at) in [(0, 99), (8, 8)] {

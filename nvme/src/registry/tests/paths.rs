@@ -34,7 +34,7 @@ impl Bench {
     /// What a Flush is answered with through a port.
     fn through(&self, nsid: u32, portid: u16) -> Result<(), Status> {
         let gate = self.registry.namespace_gate(self.subsystem, nsid);
-        gate.map_or(Ok(()), |gate| gate.check(&Sender { hostid: [9; 16], portid }, &IoCommand::Flush))
+        gate.map_or(Ok(()), |gate| gate.check(&Sender { hostid: [9; 16], portid, host: 0 }, &IoCommand::Flush))
     }
 
     /// Group, namespaces and state of each group in the ANA log.
