@@ -20,6 +20,8 @@
 mod coverage;
 mod disk;
 mod driver;
+#[cfg(test)]
+mod limits;
 mod model;
 mod net;
 mod plan;

@@ -8,10 +8,13 @@ mod rig;
 
 mod live;
 mod load;
+mod raw_access;
 mod raw_admin;
+mod raw_auth;
 mod raw_blocks;
 mod raw_capsule;
 mod raw_connect;
+mod raw_discovery;
 mod raw_fused;
 mod raw_limits;
 mod raw_paths;
@@ -73,6 +76,21 @@ macro_rules! every_scenario {
                 shutdown_stays_incomplete_when_the_flush_fails,
                 discovery_controller_refuses_quietly,
             }
+            raw_access {
+                a_namespace_is_not_there_for_hosts_that_may_not_see_it,
+                a_mask_waits_for_commands_in_progress,
+                controllers_have_limits_and_duplicates_a_policy,
+                a_host_that_takes_its_own_place_waits_for_its_old_writes,
+                a_subsystem_reset_disconnects_its_hosts_and_no_others,
+                retry_delays_come_with_what_passes,
+                limits_hold_while_they_are_set,
+                commands_held_back_end_like_any_others,
+            }
+            raw_discovery {
+                referrals_are_told_to_those_they_are_for,
+                a_discovery_name_of_its_own_is_told_and_answered,
+                each_host_reads_of_what_it_may_use,
+            }
             raw_blocks {
                 copy_moves_ranges_in_their_order_up_to_its_limits,
                 copy_that_fails_in_the_middle_names_the_range,
@@ -92,6 +110,13 @@ macro_rules! every_scenario {
                 preempt_and_abort_in_random_disorder_lets_no_late_write_land,
                 preempted_hosts_are_notified_and_read_why,
                 reservations_and_write_protection_survive_a_new_start,
+            }
+            raw_auth {
+                hosts_prove_themselves_on_every_queue,
+                nothing_is_taken_before_authentication,
+                wrong_secrets_end_their_queue_alone,
+                secrets_change_and_hosts_authenticate_again_under_io,
+                large_groups_delay_nobody_else,
             }
             raw_paths {
                 ana_states_hold_for_their_listener_and_are_told,
