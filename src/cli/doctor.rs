@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use farside::ProviderChoice;
 use farside::config::Options;
-use farside::doctor::{Doctor, Severity, decode};
+use farside::doctor::{Doctor, SECCOMP_PROFILE, Severity, decode};
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
@@ -24,12 +24,19 @@ pub(crate) struct DoctorArguments {
     /// Say what lines of a host's kernel log mean, read from standard input (dmesg | farside doctor --decode)
     #[arg(long, exclusive = true)]
     decode: bool,
+    /// Print a seccomp profile that lets farside run in a container (docker run --security-opt seccomp=FILE)
+    #[arg(long, exclusive = true)]
+    seccomp_profile: bool,
 }
 
 impl DoctorArguments {
     pub(crate) fn run(self) -> ExitCode {
         if self.decode {
             return explain();
+        }
+        if self.seccomp_profile {
+            print!("{SECCOMP_PROFILE}");
+            return ExitCode::SUCCESS;
         }
         let reactors = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
         let doctor = Doctor {

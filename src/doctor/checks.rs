@@ -55,8 +55,7 @@ impl Doctor {
         match io_uring::IoUring::new(4) {
             Ok(_) => good(OBJECT, "works"),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                let remedy =
-                    "run the container with a profile that allows io_uring_setup, io_uring_enter and io_uring_register";
+                let remedy = "run the container with the profile that `farside doctor --seccomp-profile` prints";
                 fault(OBJECT, "is refused, as container engines' default seccomp profile does", remedy)
             }
             Err(error) => fault(OBJECT, error.to_string(), "use Linux 6.1 or newer"),

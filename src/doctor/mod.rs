@@ -14,6 +14,10 @@ use std::path::PathBuf;
 
 pub use decode::{Meaning, decode};
 
+/// A seccomp profile for container engines (`--security-opt seccomp=FILE`): what farside calls, io_uring among it, and nothing
+/// else.
+pub const SECCOMP_PROFILE: &str = include_str!("seccomp.json");
+
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {

@@ -3,5 +3,7 @@
 
 mod hostile;
 mod many;
+#[cfg(target_arch = "x86_64")]
+mod seccomp;
 mod served;
 mod service;

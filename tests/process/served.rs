@@ -28,28 +28,24 @@ pub(crate) fn own_address() -> IpAddr {
 impl Served {
     /// Starts a target with 64 MiB of memory behind it and waits until it serves.
     pub(crate) fn start(options: &str) -> Self {
-        Self::start_with(options, &[], &[])
+        Self::start_with(options, "memory = \"64M\"", |_| ())
     }
 
-    /// As `start`, with more arguments and with environment variables.
-    pub(crate) fn start_with(options: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+    /// Starts a target with something else behind it, in a folder of its own; `prepare` sees its command before it runs.
+    pub(crate) fn start_with(options: &str, namespace: &str, prepare: impl FnOnce(&mut Command)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::new(own_address(), 4420);
         let config = folder.path().join("farside.toml");
         let text = format!(
-            "[[subsystem]]\nnqn = \"{NQN}\"\n[[subsystem.namespace]]\nnsid = 1\nmemory = \"64M\"\n\
+            "[[subsystem]]\nnqn = \"{NQN}\"\n[[subsystem.namespace]]\nnsid = 1\n{namespace}\n\
              [[listener]]\naddress = \"{address}\"\n[options]\nprovider = \"soft\"\n{options}\n"
         );
         std::fs::write(&config, text).expect("a file");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_farside"))
-            .args(["serve", "--config"])
-            .arg(&config)
-            .args(arguments)
-            .envs(environment.iter().copied())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farside"));
+        command.args(["serve", "--config"]).arg(&config).current_dir(folder.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        prepare(&mut command);
+        let mut child = command.spawn().expect("the program");
         let (lines, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
         let outputs: [Option<Box<dyn Read + Send>>; 2] =
             [child.stdout.take().map(|out| Box::new(out) as _), child.stderr.take().map(|out| Box::new(out) as _)];

@@ -59,6 +59,12 @@ impl Manager {
     }
 }
 
+fn served(arguments: &[&str], environment: &[(&str, &str)]) -> Served {
+    Served::start_with(SMALL, "memory = \"64M\"", |command| {
+        command.args(arguments).envs(environment.iter().copied());
+    })
+}
+
 fn host(served: &Served) -> Host<Soft> {
     let provider = Arc::new(Soft::new(1).expect("the software provider"));
     let options = HostOptions { source: Some(own_address()), reconnect: None, ..HostOptions::default() };
@@ -70,7 +76,7 @@ fn manager_is_told_when_hosts_can_connect_that_all_is_well_and_of_the_end() {
     let manager = Manager::new();
     let path = manager.path();
     let environment = [("NOTIFY_SOCKET", path.as_str()), ("WATCHDOG_USEC", "600000")];
-    let mut served = Served::start_with(SMALL, &[], &environment);
+    let mut served = served(&[], &environment);
     let before = manager.until("READY=1");
     assert!(before.iter().all(|message| message == "WATCHDOG=1\n"), "{before:?}");
     // No second attempt: ready means that this one is accepted.
@@ -88,7 +94,7 @@ fn manager_is_told_when_hosts_can_connect_that_all_is_well_and_of_the_end() {
 #[test]
 fn start_that_fails_is_not_called_ready() {
     let manager = Manager::new();
-    let held = Served::start_with(SMALL, &[], &[]);
+    let held = served(&[], &[]);
     let listen = held.address.to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_farside"))
         .args(["serve", "--null", "1G", "--provider", "soft", "--reactors", "1", "--listen", &listen])
@@ -104,7 +110,7 @@ fn hung_reactor_starves_the_watchdog() {
     let manager = Manager::new();
     let path = manager.path();
     let environment = [("NOTIFY_SOCKET", path.as_str()), ("WATCHDOG_USEC", "600000")];
-    let served = Served::start_with(SMALL, &["--test-hang-on-flush"], &environment);
+    let served = served(&["--test-hang-on-flush"], &environment);
     manager.until("READY=1");
     let mut host = host(&served);
     host.namespace(1).expect("it serves");

@@ -124,13 +124,14 @@ fn explain(error: &io::Error) -> RingError {
                 ),
                 _ => RingError::new(
                     "refused by a seccomp filter",
-                    "start the container with the seccomp profile shipped with farside, or with seccomp=unconfined",
+                    "start the container with the profile that `farside doctor --seccomp-profile` prints: \
+                     --security-opt seccomp=FILE",
                 ),
             }
         }
         Some(libc::ENOSYS) => RingError::new(
             "not there: an old kernel, one built without it, or a seccomp filter that hides it",
-            "use Linux 6.1 or later, and in a container the seccomp profile shipped with farside",
+            "use Linux 6.1 or later, and in a container the profile that `farside doctor --seccomp-profile` prints",
         ),
         Some(libc::ENOMEM) => {
             RingError::new("no memory for the ring", "raise the memlock limit (ulimit -l, LimitMEMLOCK=)")
