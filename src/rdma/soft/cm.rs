@@ -16,6 +16,7 @@ use super::device::{Device, choose_source, local_addresses};
 use super::headers::Headers;
 use super::ids::{PeerIds, SharedIds};
 use super::socket::RxBatch;
+use super::watch::Watch;
 use super::{Event, Inner, Soft};
 use crate::rdma::{
     Cm, CmEvent, ConnId, DeviceId, Incoming, ListenOptions, ListenerId, Listening, Outgoing, RdmaError, RejectReason,
@@ -126,9 +127,9 @@ impl Device {
         id: CmId,
         request: Box<Request>,
     ) -> Option<SoftIncoming> {
-        if request.mtu > self.mtu {
+        if request.mtu > self.mtu() {
             // A reliable connection cannot use a smaller MTU than its peer, and REP cannot say so.
-            state.agent.reject(id, reason::INVALID_MTU, &[self.mtu.code()]);
+            state.agent.reject(id, reason::INVALID_MTU, &[self.mtu().code()]);
             return None;
         }
         let Some(&(listener, tos)) = state.listeners.get(&request.port) else {
@@ -247,7 +248,12 @@ pub struct SoftCm {
     inner: Arc<Inner>,
     /// Readable when the socket of an address is, or when an event was queued.
     epoll: Epoll,
-    watched: usize,
+    watched: Vec<DeviceId>,
+    /// None where the kernel does not tell.
+    watch: Option<Watch>,
+    look_at: Duration,
+    /// Listeners on every address of a family, true for IPv4, and the addresses that they found.
+    wildcards: HashMap<ListenerId, (bool, Vec<(IpAddr, u32)>)>,
     rx: RxBatch,
     checker: Checker,
     listeners: HashMap<ListenerId, Vec<(Arc<Device>, u16)>>,
@@ -260,11 +266,18 @@ impl SoftCm {
         let os = |errno: nix::Error| RdmaError::os("connection management", errno as i32, "");
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
         epoll.add(inner.wakeup.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
+        let watch = inner.world.watch();
+        if let Some(watch) = &watch {
+            epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
+        }
         let rx = inner.world.receive_batch(BATCH);
         let mut cm = Self {
             inner,
             epoll,
-            watched: 0,
+            watched: Vec::new(),
+            watch,
+            look_at: Duration::ZERO,
+            wildcards: HashMap::new(),
             rx,
             checker: Checker::new(cm::DATAGRAM_LEN),
             listeners: HashMap::new(),
@@ -277,13 +290,26 @@ impl SoftCm {
     /// Watches the sockets of addresses that were opened since.
     fn watch(&mut self) -> Result<(), RdmaError> {
         let devices = self.inner.devices();
-        for device in devices.iter().skip(self.watched) {
+        for device in devices.iter().filter(|device| !self.watched.contains(&device.id)) {
             self.epoll
                 .add(device.cm_socket.fd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))
                 .map_err(|errno| RdmaError::os("connection management", errno as i32, ""))?;
         }
-        self.watched = devices.len();
+        self.watched = devices.iter().map(|device| device.id).collect();
         Ok(())
+    }
+
+    /// Addresses or network devices changed.
+    fn on_change(&mut self) {
+        self.inner.check_devices();
+        // Where a wildcard listens is settled when it begins to: it begins again.
+        for (id, (v4, before)) in &mut self.wildcards {
+            let now = local_addresses(*v4);
+            if now != *before {
+                *before = now;
+                self.inner.queue(CmEvent::ListenerLost(*id));
+            }
+        }
     }
 
     fn receive(&mut self, device: &Arc<Device>) {
@@ -350,7 +376,8 @@ impl Cm for SoftCm {
         }
         // Sockets are bound to addresses, so a wildcard is each of them that can be had.
         let mut refused = None;
-        for (ip, scope) in local_addresses(address.is_ipv4()) {
+        let found = local_addresses(address.is_ipv4());
+        for (ip, scope) in found.iter().copied() {
             let opened =
                 self.inner.device_for(ip, scope).and_then(|device| self.listen_on(&device, port, id, options.tos));
             if let Err(error) = opened {
@@ -359,12 +386,14 @@ impl Cm for SoftCm {
         }
         self.watch()?;
         if self.listeners.contains_key(&id) {
+            self.wildcards.insert(id, (address.is_ipv4(), found));
             return Ok(Listening { id, local: address, device: None });
         }
         Err(refused.unwrap_or_else(|| RdmaError::new(format!("listener on {address}"), "no address", "")))
     }
 
     fn unlisten(&mut self, listener: ListenerId) {
+        self.wildcards.remove(&listener);
         for (device, port) in self.listeners.remove(&listener).unwrap_or_default() {
             let mut state = device.cm();
             state.agent.unlisten(port);
@@ -402,6 +431,13 @@ impl Cm for SoftCm {
         }
         self.clocks = (now, self.inner.world.now());
         self.inner.clear_wakeup();
+        // Not at every turn of a host that spins: it costs a system call.
+        if now >= self.look_at {
+            self.look_at = now + LOOK_EVERY;
+            if self.watch.as_ref().is_some_and(Watch::changed) {
+                self.on_change();
+            }
+        }
         let devices = self.inner.devices();
         for device in devices.iter() {
             self.receive(device);
@@ -433,6 +469,8 @@ impl Soft {
     }
 }
 
+/// How often news of addresses are read.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Datagrams that one system call takes in.
 const BATCH: usize = 16;
 /// System calls of one turn, so that a flood on one address does not keep the others waiting.

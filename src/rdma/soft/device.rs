@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
@@ -24,7 +25,10 @@ pub(super) struct Device {
     pub(super) address: IpAddr,
     /// The network device that has the address.
     pub(super) interface: String,
-    pub(super) mtu: Mtu,
+    /// The path MTU's code: that of the network device may change.
+    mtu: AtomicU8,
+    /// Counts those changes.
+    changes: AtomicU32,
     pub(super) cm_socket: Socket,
     /// One for each reactor, opened when it is first used. Their order is what the steering program counts by.
     sockets: Mutex<Vec<Arc<Socket>>>,
@@ -73,7 +77,8 @@ impl Device {
             id,
             address,
             interface,
-            mtu: path_mtu,
+            mtu: AtomicU8::new(path_mtu.code()),
+            changes: AtomicU32::new(0),
             cm_socket,
             sockets: Mutex::default(),
             scope,
@@ -94,7 +99,8 @@ impl Device {
             id,
             address,
             interface: "simulated".into(),
-            mtu,
+            mtu: AtomicU8::new(mtu.code()),
+            changes: AtomicU32::new(0),
             cm_socket: world.bind(address, 0, None).map_err(|error| bind_error(address, &error))?,
             sockets: Mutex::default(),
             scope: 0,
@@ -105,6 +111,27 @@ impl Device {
             ids,
             _lock: None,
         })
+    }
+
+    /// The path MTU of connections that are made now.
+    pub(super) fn mtu(&self) -> Mtu {
+        Mtu::from_code(self.mtu.load(Ordering::Relaxed)).unwrap_or(Mtu::B256)
+    }
+
+    /// How often the network device changed.
+    pub(super) fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Whether this machine still has the address. Notes a change of its MTU.
+    pub(super) fn look_again(&self) -> bool {
+        let Ok((_, mtu)) = interface_of(self.address) else { return false };
+        let code = Mtu::for_device(mtu).unwrap_or(Mtu::B256).code();
+        if self.mtu.swap(code, Ordering::Relaxed) != code {
+            tracing::info!(address = %self.address, mtu, "the MTU changed; new connections go by it");
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        true
     }
 
     /// The socket of a reactor.

@@ -52,6 +52,8 @@ pub struct SoftEndpoint {
     identified: u64,
     done: Vec<roce::Completion>,
     events: VecDeque<EndpointEvent>,
+    /// Changes of the network device that were told.
+    changes: u32,
     /// What happened to packets below the engine.
     drops: Drops,
 }
@@ -90,7 +92,7 @@ impl SoftEndpoint {
         options: &EndpointOptions,
     ) -> Result<Self, RdmaError> {
         let (socket, ids) = (device.socket(reactor)?, PeerIds::new(&device.ids));
-        let headers = device.headers(reactor)?;
+        let (headers, changes) = (device.headers(reactor)?, device.changes());
         let config = roce::Config {
             index: u32::try_from(reactor).unwrap_or(0),
             index_bits: device.index_bits,
@@ -128,6 +130,7 @@ impl SoftEndpoint {
             identified: 0,
             done: Vec::new(),
             events: VecDeque::new(),
+            changes,
             drops: Drops::default(),
         })
     }
@@ -449,7 +452,7 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn connect(&mut self, qp: QpId, params: &ConnParams<'_>) -> Result<(), RdmaError> {
-        let (mtu, srq) = (self.device.mtu, self.srq.is_some());
+        let (mtu, srq) = (self.device.mtu(), self.srq.is_some());
         let depth = params.initiator_depth.min(self.caps.max_initiator_depth);
         let resources = params.responder_resources.min(self.caps.max_responder_resources);
         let (inner, device) = (Arc::clone(&self.inner), Arc::clone(&self.device));
@@ -531,7 +534,7 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), PostError> {
-        let mtu = self.device.mtu.bytes();
+        let mtu = self.device.mtu().bytes();
         let known = self.qps.get_mut(qp.0 as usize).and_then(Option::as_mut).ok_or(PostError::NoQp)?;
         let order = known.held.order(wr, mtu);
         if known.held.len() > 0 || order == Order::Hold {
@@ -597,6 +600,10 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn poll_event(&mut self) -> Option<EndpointEvent> {
+        let changes = self.device.changes();
+        if std::mem::replace(&mut self.changes, changes) != changes {
+            self.events.push_back(EndpointEvent::PortChanged);
+        }
         self.events.pop_front()
     }
 

@@ -21,6 +21,7 @@ mod socket;
 mod steer;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod world;
 
 use std::collections::VecDeque;
@@ -75,6 +76,7 @@ struct Inner {
     events: Mutex<VecDeque<Event>>,
     /// Readable when an event was queued, or a deadline of connection management changed.
     wakeup: EventFd,
+    next_device: AtomicU32,
     next_conn: AtomicU64,
     next_listener: AtomicU32,
     world: World,
@@ -120,6 +122,7 @@ impl Soft {
             devices: Mutex::default(),
             events: Mutex::default(),
             wakeup,
+            next_device: AtomicU32::new(0),
             next_conn: AtomicU64::new(1),
             next_listener: AtomicU32::new(1),
             world,
@@ -156,7 +159,7 @@ impl Provider for Soft {
             id: device.id,
             name: format!("udp/{}", device.interface),
             gid: format!("{} (RoCE v2)", device.address),
-            mtu: device.mtu.bytes(),
+            mtu: device.mtu().bytes(),
             caps: endpoint::caps(),
         })
     }
@@ -173,10 +176,23 @@ impl Inner {
         if let Some(device) = devices.iter().find(|device| device.address == address) {
             return Ok(Arc::clone(device));
         }
-        let id = DeviceId(u32::try_from(devices.len()).unwrap_or(u32::MAX));
+        let id = DeviceId(self.next_device.fetch_add(1, Ordering::Relaxed));
         let device = Arc::new(Device::open(id, address, scope, &self.options, &self.world)?);
         devices.push(Arc::clone(&device));
         Ok(device)
+    }
+
+    /// Looks whether every address is still there, and as it was: lets go of those that are not, and says so.
+    fn check_devices(&self) {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.retain(|device| {
+            let there = device.look_again();
+            if !there {
+                tracing::warn!(address = %device.address, "the address is gone");
+                self.queue(CmEvent::DeviceRemoved(device.id));
+            }
+            there
+        });
     }
 
     fn new_conn(&self) -> ConnId {

@@ -391,3 +391,76 @@ fn ipv6_and_an_address_that_talks_to_itself() {
         assert_eq!((end.drops(), end.counters().retransmitted), (Drops::default(), 0));
     }
 }
+
+fn ip(arguments: &str) {
+    let done = std::process::Command::new("ip").args(arguments.split(' ')).output().expect("ran before");
+    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// In a network of its own: a device's MTU changes, its address goes and comes back, and another one comes.
+#[test]
+fn changes_of_addresses_are_told() {
+    if let Err(errno) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+        println!("SKIPPED: this user can make no network namespace: {errno}");
+        return;
+    }
+    if std::process::Command::new("ip").arg("-V").output().is_err() {
+        println!("SKIPPED: there is no ip program (iproute2)");
+        return;
+    }
+    ip("link set lo up mtu 4200");
+    ip("address add 10.99.0.1/24 dev lo");
+    let soft = Soft::new(1).expect("provider");
+    let mut cm = soft.open_cm().expect("connection management");
+    let listen: SocketAddr = "10.99.0.1:4420".parse().expect("an address");
+    let listening = cm.listen(listen, &ListenOptions::default()).expect("a listener");
+    let device = listening.device.expect("an address");
+    let wildcard = cm.listen("0.0.0.0:4421".parse().expect("an address"), &ListenOptions::default()).expect("another");
+    let mut end = soft.open_endpoint(device, 0, &ENDPOINT).expect("an endpoint");
+    let mtu = |soft: &Soft| soft.device_info(device).map(|info| info.mtu);
+    let start = Instant::now();
+    // Sleeps as the thread of connection management does, until something is told or `done`.
+    let next = |cm: &mut SoftCm, done: &dyn Fn() -> bool| loop {
+        let mut polled = [nix::poll::PollFd::new(cm.fd().expect("one"), nix::poll::PollFlags::POLLIN)];
+        assert_eq!(nix::poll::poll(&mut polled, 5000_u16), Ok(1), "nothing wakes its thread");
+        let event = cm.poll_event(start.elapsed());
+        if event.is_some() || done() {
+            return event;
+        }
+    };
+    let settle = |cm: &mut SoftCm| {
+        let until = start.elapsed() + Duration::from_millis(60);
+        while start.elapsed() < until {
+            cm.poll_event(start.elapsed());
+        }
+    };
+    // What was made before is old news.
+    settle(&mut cm);
+    assert_eq!((mtu(&soft), end.poll_event()), (Some(4096), None));
+
+    ip("link set lo mtu 1500");
+    assert!(next(&mut cm, &|| mtu(&soft) == Some(1024)).is_none());
+    assert_eq!((mtu(&soft), end.poll_event()), (Some(1024), Some(crate::rdma::EndpointEvent::PortChanged)));
+    assert_eq!(end.poll_event(), None);
+
+    ip("address delete 10.99.0.1/24 dev lo");
+    assert!(matches!(next(&mut cm, &|| false), Some(CmEvent::DeviceRemoved(gone)) if gone == device));
+    assert!(matches!(cm.poll_event(start.elapsed()), Some(CmEvent::ListenerLost(lost)) if lost == wildcard.id));
+    assert!(cm.poll_event(start.elapsed()).is_none());
+    assert_eq!(mtu(&soft), None);
+    cm.unlisten(listening.id);
+    cm.unlisten(wildcard.id);
+    drop(end);
+    assert!(cm.listen(listen, &ListenOptions::default()).is_err(), "the address is not there");
+
+    ip("address add 10.99.0.1/24 dev lo");
+    let again = cm.listen(listen, &ListenOptions::default()).expect("the address is back");
+    assert_ne!(again.device, Some(device), "numbers of devices are not used again");
+    settle(&mut cm);
+    let wildcard = cm.listen("0.0.0.0:4421".parse().expect("an address"), &ListenOptions::default()).expect("another");
+    ip("address add 10.99.0.2/24 dev lo");
+    assert!(
+        matches!(next(&mut cm, &|| false), Some(CmEvent::ListenerLost(lost)) if lost == wildcard.id),
+        "a new address"
+    );
+}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::EventFd;
 
 use super::socket::{RxBatch, Socket};
+use super::watch::Watch;
 
 /// See the module's documentation. Clones share it.
 #[derive(Clone, Debug)]
@@ -56,6 +57,15 @@ impl World {
             Self::Machine(_) => u32::try_from(random() >> 40).unwrap_or(0),
             #[cfg(test)]
             Self::Simulated(machine) => machine.psn(),
+        }
+    }
+
+    /// What tells of changes of addresses, where there is any.
+    pub(super) fn watch(&self) -> Option<Watch> {
+        match self {
+            Self::Machine(_) => Watch::open().map_err(|errno| tracing::debug!("no news of addresses: {errno}")).ok(),
+            #[cfg(test)]
+            Self::Simulated(_) => None,
         }
     }
 
