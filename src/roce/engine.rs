@@ -10,9 +10,10 @@ use super::keys::{Keys, Memory};
 use super::packet::Packet;
 use super::qp::{Polled, QueuePair};
 use super::rate::Dcqcn;
+use super::recv::{gather, total};
 pub(super) use super::shared::Shared;
 use super::shared::{Counters, CqId, SrqId};
-use super::verbs::{Completion, Connection, PostError, QpState, RecvWr, SendWr, Status};
+use super::verbs::{Completion, Connection, MAX_INLINE, PostError, QpState, RecvWr, SendOp, SendWr, Status};
 
 /// How an engine is set up.
 #[derive(Clone, Copy, Debug)]
@@ -243,10 +244,11 @@ impl Engine {
     ///
     /// # Errors
     /// When nothing was posted.
-    pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub fn post_send<M: Memory>(&mut self, qpn: Qpn, wr: &SendWr<'_>, memory: &M) -> Result<(), PostError> {
+        let inline = if wr.inline { copy_inline(&self.shared.keys, memory, wr) } else { None };
         let (index, qp) = self.qp(qpn).ok_or(PostError::Unknown)?;
         match (qp.state, qp.conn) {
-            (QpState::Rts, Some((conn, _))) => qp.requester.post(conn.mtu.bytes(), wr)?,
+            (QpState::Rts, Some((conn, _))) => qp.requester.post(conn.mtu.bytes(), wr, inline)?,
             (QpState::Err, _) => {
                 let cq = qp.send_cq;
                 self.shared.complete(cq, Completion::new(wr.tag, Status::WrFlushErr, qpn, 0));
@@ -494,6 +496,15 @@ impl Engine {
             }
         }
     }
+}
+
+/// The bytes of a work request, if they are few. Those that no key names are for the requester to refuse.
+fn copy_inline<M: Memory>(keys: &Keys, memory: &M, wr: &SendWr<'_>) -> Option<[u8; MAX_INLINE]> {
+    let mut bytes = [0; MAX_INLINE];
+    let len = usize::try_from(total(wr.sges)).ok()?;
+    let place = bytes.get_mut(..len).filter(|_| !matches!(wr.op, SendOp::RdmaRead(_)))?;
+    gather(keys, memory, wr.sges.iter(), 0, place).ok()?;
+    Some(bytes)
 }
 
 fn slot_of(config: &Config, qpn: Qpn) -> Option<usize> {

@@ -55,7 +55,8 @@ pub use rate::Dcqcn;
 pub use shared::{Counters, CqId, SrqId};
 pub use types::{Lkey, Mtu, Qpn, Rkey};
 pub use verbs::{
-    Completion, Connection, MAX_SGE, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Status, rnr_time,
+    Completion, Connection, MAX_INLINE, MAX_SGE, PostError, QpState, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Status,
+    rnr_time,
 };
 
 /// The UDP port of RoCEv2, at both ends.

@@ -16,7 +16,7 @@ use super::keys::Memory;
 use super::packet::{Ext, Header, Reth};
 use super::rate::Rate;
 use super::recv::{ScatterError, gather, total};
-use super::verbs::{Connection, MAX_SGE, PostError, RemoteAddr, SendOp, SendWr, Sge, Status};
+use super::verbs::{Connection, MAX_INLINE, MAX_SGE, PostError, RemoteAddr, SendOp, SendWr, Sge, Status};
 use super::window::{RetryTimer, Window};
 use super::{Opcode, Place, Psn};
 
@@ -66,6 +66,8 @@ pub(super) struct Wqe {
     /// The running number of its first element.
     sge_at: u64,
     sge_count: usize,
+    /// All of its bytes, copied when it was posted.
+    inline: Option<[u8; MAX_INLINE]>,
     /// Packets of an RDMA READ that are here.
     pub(super) got: u32,
 }
@@ -147,7 +149,12 @@ impl Requester {
         self.capacity.saturating_sub(self.wqes.len())
     }
 
-    pub(super) fn post(&mut self, mtu: u32, wr: &SendWr<'_>) -> Result<(), PostError> {
+    pub(super) fn post(
+        &mut self,
+        mtu: u32,
+        wr: &SendWr<'_>,
+        inline: Option<[u8; MAX_INLINE]>,
+    ) -> Result<(), PostError> {
         if self.room() == 0 {
             return Err(PostError::Full);
         }
@@ -167,6 +174,7 @@ impl Requester {
             packets,
             sge_at: self.sge_head + self.sges.len() as u64,
             sge_count: wr.sges.len(),
+            inline,
             got: 0,
         });
         self.sges.extend(wr.sges);
@@ -235,7 +243,11 @@ impl Requester {
         let pauses = place.ends() && self.wqes.get(self.next + 1).is_none_or(Wqe::is_read);
         header.ack_req = pauses || self.since_ack_req + 1 >= ACK_EVERY || in_flight + 1 >= self.window.packets();
         let sges = self.sges_of(wqe);
-        let filled = batch.push(peer.path, &header, payload, |out| gather(&shared.keys, memory, sges, at, out));
+        let filled =
+            batch.push(peer.path, &header, payload, |out| match wqe.inline.and_then(|copy| from(&copy, at, out)) {
+                Some(()) => Ok(()),
+                None => gather(&shared.keys, memory, sges, at, out),
+            });
         match filled {
             Ok(()) => {}
             Err(NotAdded::Full) => return Some(Sent::Full),
@@ -496,6 +508,13 @@ impl Chunk {
     pub(super) fn misses_before(&self, psn: Psn) -> bool {
         !self.is_complete() && self.first.precedes(psn) && self.first.plus(self.first_hole().0).precedes(psn)
     }
+}
+
+/// Fills `out` from byte `at` of a copy on.
+fn from(copy: &[u8], at: u64, out: &mut [u8]) -> Option<()> {
+    let bytes = copy.get(usize::try_from(at).ok()?..)?.get(..out.len())?;
+    out.copy_from_slice(bytes);
+    Some(())
 }
 
 /// Payload bytes of packet `index`.

@@ -16,6 +16,8 @@ pub struct Sge {
 
 /// The most elements in one work request.
 pub const MAX_SGE: usize = 16;
+/// The most bytes of a SEND that are copied when it is posted: an NVMe completion.
+pub const MAX_INLINE: usize = 16;
 
 /// What to post to a send queue.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +32,8 @@ pub struct SendWr<'a> {
     pub signaled: bool,
     /// Whether the peer's receive completion is a solicited one.
     pub solicited: bool,
+    /// Copy the source now, up to [`MAX_INLINE`] bytes of it: it may change as soon as this is posted.
+    pub inline: bool,
 }
 
 /// The operation of a send work request.

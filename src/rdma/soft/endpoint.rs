@@ -302,7 +302,7 @@ impl SoftEndpoint {
         };
         for wr in known.held.release() {
             // There was room when it was held, and in the error state it completes as flushed.
-            let posted = post(&mut self.engine, known.qpn, &wr);
+            let posted = post(&mut self.engine, &self.regions, known.qpn, &wr);
             debug_assert!(posted.is_ok(), "{posted:?}");
         }
     }
@@ -534,6 +534,9 @@ impl Endpoint for SoftEndpoint {
     }
 
     fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), PostError> {
+        if wr.inline && wr.sge.len > self.caps.max_inline {
+            return Err(PostError::Device(libc::EINVAL));
+        }
         let mtu = self.device.mtu().bytes();
         let known = self.qps.get_mut(qp.0 as usize).and_then(Option::as_mut).ok_or(PostError::NoQp)?;
         let order = known.held.order(wr, mtu);
@@ -557,7 +560,7 @@ impl Endpoint for SoftEndpoint {
             }
         }
         let qpn = self.qpn(qp).ok_or(PostError::NoQp)?;
-        post(&mut self.engine, qpn, wr)
+        post(&mut self.engine, &self.regions, qpn, wr)
     }
 
     fn flush(&mut self, now: Duration) {
@@ -641,7 +644,7 @@ pub(super) const fn caps() -> Caps {
         max_qp: 1 << SLOT_BITS,
         max_srq_wr: 1 << 16,
         max_recv_sge: roce::MAX_SGE as u32,
-        max_inline: 0,
+        max_inline: roce::MAX_INLINE as u32,
         max_initiator_depth: READS,
         max_responder_resources: READS,
         send_with_invalidate: true,
@@ -649,7 +652,7 @@ pub(super) const fn caps() -> Caps {
     }
 }
 
-fn post(engine: &mut Engine, qpn: Qpn, wr: &SendWr) -> Result<(), PostError> {
+fn post(engine: &mut Engine, regions: &Regions, qpn: Qpn, wr: &SendWr) -> Result<(), PostError> {
     let op = match wr.op {
         SendOp::Send => roce::SendOp::Send,
         SendOp::SendInvalidate { rkey } => roce::SendOp::SendInv(Rkey(rkey)),
@@ -657,8 +660,9 @@ fn post(engine: &mut Engine, qpn: Qpn, wr: &SendWr) -> Result<(), PostError> {
         SendOp::RdmaRead { remote, rkey } => roce::SendOp::RdmaRead(remote_addr(remote, rkey)),
     };
     let sges = [sge(&wr.sge)];
-    let wr = roce::SendWr { tag: wr.tag, op, sges: &sges, signaled: wr.signaled, solicited: wr.solicited };
-    engine.post_send(qpn, &wr).map_err(post_error)
+    let SendWr { tag, signaled, solicited, inline, .. } = *wr;
+    let wr = roce::SendWr { tag, op, sges: &sges, signaled, solicited, inline };
+    engine.post_send(qpn, &wr, regions).map_err(post_error)
 }
 
 const fn sge(sge: &Sge) -> roce::Sge {

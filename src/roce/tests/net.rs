@@ -189,8 +189,13 @@ impl Net {
     }
 
     pub(super) fn send(&mut self, node: usize, qpn: Qpn, tag: u64, op: SendOp, sges: &[Sge]) {
-        let wr = SendWr { tag, op, sges, signaled: true, solicited: false };
-        self.nodes[node].engine.post_send(qpn, &wr).expect("room");
+        let wr = SendWr { tag, op, sges, signaled: true, solicited: false, inline: false };
+        self.post(node, qpn, &wr);
+    }
+
+    pub(super) fn post(&mut self, node: usize, qpn: Qpn, wr: &SendWr<'_>) {
+        let Node { engine, arena, .. } = &mut self.nodes[node];
+        engine.post_send(qpn, wr, arena).expect("room");
     }
 
     pub(super) fn recv(&mut self, node: usize, qpn: Qpn, tag: u64, sges: &[Sge]) {

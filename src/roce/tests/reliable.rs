@@ -116,8 +116,15 @@ fn only_signaled_successes_are_reported() {
     let (from, to) = (net.buffer(0, 100, OPEN), net.buffer(1, 100, OPEN));
     for tag in 0..3 {
         net.recv(1, b, tag, &[to.sge()]);
-        let wr = SendWr { tag, op: SendOp::Send, sges: &[from.sge()], signaled: tag == 2, solicited: tag == 1 };
-        net.nodes[0].engine.post_send(a, &wr).expect("room");
+        let wr = SendWr {
+            tag,
+            op: SendOp::Send,
+            sges: &[from.sge()],
+            signaled: tag == 2,
+            solicited: tag == 1,
+            inline: false,
+        };
+        net.post(0, a, &wr);
     }
     net.run();
     assert_eq!(net.done(0).map(|c| c.tag), Some(2));
@@ -455,4 +462,31 @@ fn congestion_notifications_follow_the_parameters() {
     assert!(many > 20, "{many}");
     let (_, slower) = storm(Dcqcn { cnp_interval: Duration::from_micros(10), min_rate: 10_000_000, ..usual });
     assert!(slower > 2 * slow, "at a fifth of the rate {slower:?}, against {slow:?}");
+}
+
+/// What was sent inline may be overwritten at once, also where it is lost and sent again; what is too long for that may not.
+#[test]
+fn inline_bytes_are_those_of_the_moment_they_were_posted() {
+    for (len, kept) in [(0, true), (1, true), (MAX_INLINE as u32, true), (MAX_INLINE as u32 + 1, false)] {
+        let (mut net, a, b) = Net::pair(3, |_| ());
+        let (near, far) = (net.buffer(0, 64, OPEN), net.buffer(1, 64, OPEN));
+        net.bytes_mut(0, near).fill(7);
+        net.recv(1, b, 1, &[far.sge()]);
+        let sges = [Sge { len, ..near.sge() }];
+        net.post(
+            0,
+            a,
+            &SendWr { tag: 1, op: SendOp::Send, sges: &sges, signaled: true, solicited: false, inline: true },
+        );
+        net.blackhole = true;
+        net.run_until(net.now + Duration::from_millis(1));
+        net.bytes_mut(0, near).fill(9);
+        net.blackhole = false;
+        net.run();
+        assert_eq!(net.done(1).map(|done| (done.status, done.byte_len)), Some((Status::Success, len)));
+        assert!(net.nodes[0].engine.counters().retransmitted > 0);
+        let expected = if kept { 7 } else { 9 };
+        assert!(net.bytes(1, far)[..len as usize].iter().all(|byte| *byte == expected), "{len} bytes");
+        assert_eq!(net.done(0).map(|done| done.status), Some(Status::Success));
+    }
 }
