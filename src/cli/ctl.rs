@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
+use farside::config::{import, is_foreign};
 use farside::control::{Client, Request, default_path};
 use serde_json::{Map, Value, json};
 
@@ -198,7 +199,13 @@ impl What {
             Self::Metrics => Request::Metrics,
             Self::Config => Request::Config,
             Self::Apply { file, dry_run } => {
-                let config = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+                let name = file.display().to_string();
+                let mut config = std::fs::read_to_string(&file).map_err(|error| format!("{name}: {error}"))?;
+                if is_foreign(&config) {
+                    let imported = import(&config, &name).map_err(|error| error.to_string())?;
+                    imported.notes.iter().for_each(|note| eprintln!("farside: {name}: {note}"));
+                    config = imported.toml;
+                }
                 Request::Apply { config, dry_run }
             }
             Self::Save { file } => {
@@ -354,6 +361,11 @@ mod tests {
             request("allow-any-host nqn.x off"),
             json!({"op": "allow_any_host", "nqn": "nqn.x", "allow": false})
         );
+        let folder = tempfile::tempdir().unwrap();
+        let foreign = folder.path().join("saved.json");
+        std::fs::write(&foreign, include_str!("../config/import/sample_nvmet.json")).unwrap();
+        let apply = request(&format!("apply {} --dry-run", foreign.display()));
+        assert!(word(&apply["config"]).starts_with("[[subsystem]]\nnqn = "), "{apply}");
         let file = request("add-namespace nqn.x --file disk.img");
         assert!(word(&file["namespace"]["file"]).starts_with('/'), "{file}");
     }

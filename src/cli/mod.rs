@@ -1,4 +1,4 @@
-//! The command line: `farside serve`, `check`, `ctl`, `doctor`, `discover`, `identify`, `bench`, `generate`.
+//! The command line: `farside serve`, `check`, `convert`, `ctl`, `doctor`, `discover`, `identify`, `bench`, `generate`.
 //!
 //! Exit status: 0 done, 1 it failed while running, 2 it could not start (one line on standard error with the object, the
 //! reason and the remedy).
@@ -37,6 +37,8 @@ enum Command {
     Serve(Box<serve::Serve>),
     /// Check a configuration file and this machine against it, without starting anything
     Check(serve::Check),
+    /// Print another target's configuration (nvmetcli, SPDK) as one of ours
+    Convert(serve::Convert),
     /// Look at a running target and change it
     Ctl(ctl::Ctl),
     /// Find out what keeps RDMA from working here, or what a host's messages mean
@@ -76,6 +78,7 @@ pub(crate) fn main() -> ExitCode {
     match arguments.command {
         Command::Serve(serve) => serve.run(set_log),
         Command::Check(check) => check.run(),
+        Command::Convert(convert) => convert.run(),
         Command::Ctl(ctl) => ctl.run(),
         Command::Doctor(doctor) => doctor.run(),
         Command::Discover(discover) => discover.run(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use farside::ProviderChoice;
 use farside::backend::{FaultPlan, Faulty, Source};
-use farside::config::{Config, Quick, machine_id, parse_size};
+use farside::config::{Config, Loaded, Quick, import, machine_id, parse_size};
 use farside::control::{ControlServer, Manager, MetricsServer, default_path};
 use farside::target::Target;
 use nix::sys::signal::{SigSet, Signal};
@@ -34,7 +34,7 @@ pub(crate) struct Serve {
     /// Serve a disk that stores nothing, of this size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     null: Option<u64>,
-    /// Serve what a configuration file says
+    /// Serve what a configuration file says: TOML, or JSON of nvmetcli or SPDK
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Size of a new file: 1G, 512M, ..
@@ -87,8 +87,14 @@ struct IdentifyBytes {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// What `nvmetcli save` or SPDK's save_config wrote
+    file: PathBuf,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// The configuration file
+    /// The configuration file: TOML, or JSON of nvmetcli or SPDK
     file: PathBuf,
 }
 
@@ -158,7 +164,10 @@ impl Serve {
         };
         let name = self.config.as_ref().map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
         let file = self.config.clone().and_then(|path| std::path::absolute(path).ok());
-        let config = self.configuration().map_err(|error| error.to_string())?;
+        let Loaded { config, notes, foreign } = self.configuration().map_err(|error| error.to_string())?;
+        notes.iter().for_each(|note| warn!("{note}"));
+        // Another target's file is not written back to.
+        let file = file.filter(|_| !foreign);
         let problems = config.check_host(&name);
         if !problems.is_empty() {
             return Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nfarside: "));
@@ -178,7 +187,7 @@ impl Serve {
     }
 
     /// The configuration of the file or of the arguments, with the switches that go with both.
-    fn configuration(self) -> Result<Config, farside::config::ConfigError> {
+    fn configuration(self) -> Result<Loaded, farside::config::ConfigError> {
         let source = match (self.file, self.device, self.memory, self.null) {
             (Some(path), ..) => Some(Source::File { path, size: self.size }),
             (_, Some(path), ..) => Some(Source::Device { path }),
@@ -186,7 +195,8 @@ impl Serve {
             (_, _, _, Some(size)) => Some(Source::Null { size }),
             _ => None,
         };
-        let mut config = match (source, self.config) {
+        let own = |config| Loaded { config, notes: Vec::new(), foreign: false };
+        let mut loaded = match (source, self.config) {
             (Some(source), _) => {
                 let quick = Quick {
                     source,
@@ -196,11 +206,12 @@ impl Serve {
                     listen: self.listen,
                     provider: ProviderChoice::Auto,
                 };
-                Config::quick(quick, &machine_id())?
+                own(Config::quick(quick, &machine_id())?)
             }
-            (None, Some(path)) => Config::load(&path)?,
-            (None, None) => Config::load(std::path::Path::new(""))?,
+            (None, Some(path)) => Config::load_any(&path)?,
+            (None, None) => own(Config::load(std::path::Path::new(""))?),
         };
+        let config = &mut loaded.config;
         if let Some(provider) = self.provider {
             config.options.provider = provider;
         }
@@ -208,7 +219,7 @@ impl Serve {
         if self.reactors.is_some() {
             config.options.reactors = self.reactors;
         }
-        Ok(config)
+        Ok(loaded)
     }
 }
 
@@ -252,8 +263,11 @@ fn say(text: &str) {
 impl Check {
     pub(crate) fn run(self) -> ExitCode {
         let name = self.file.display().to_string();
-        let problems = match Config::load(&self.file) {
-            Ok(config) => config.check_host(&name),
+        let problems = match Config::load_any(&self.file) {
+            Ok(Loaded { config, notes, .. }) => {
+                notes.iter().for_each(|note| eprintln!("farside: {name}: {note}"));
+                config.check_host(&name)
+            }
             Err(error) => error.0,
         };
         for problem in &problems {
@@ -264,6 +278,31 @@ impl Check {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(2)
+        }
+    }
+}
+
+impl Convert {
+    /// Prints the configuration in our words, and on standard error what was left out.
+    pub(crate) fn run(self) -> ExitCode {
+        let name = self.file.display().to_string();
+        let text = match std::fs::read_to_string(&self.file) {
+            Ok(text) => text,
+            Err(error) => {
+                eprintln!("farside: {name}: {error}; check the path of the configuration");
+                return ExitCode::from(2);
+            }
+        };
+        match import(&text, &name) {
+            Ok(imported) => {
+                imported.notes.iter().for_each(|note| eprintln!("farside: {name}: {note}"));
+                say(&imported.toml);
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                error.0.iter().for_each(|problem| eprintln!("farside: {problem}"));
+                ExitCode::from(2)
+            }
         }
     }
 }

@@ -22,6 +22,7 @@
 
 mod host;
 mod ids;
+mod import;
 mod keys;
 mod open;
 mod parse;
@@ -49,6 +50,7 @@ use crate::target::{self, Admission, Limits};
 
 pub(crate) use host::{Addition, may_lock_anything};
 pub use ids::{derive_nguid, derive_nqn, derive_serial, derive_uuid};
+pub use import::{Imported, Loaded, Note, import, is_foreign};
 pub use keys::HostSpec;
 pub use problem::{ConfigError, Problem};
 pub use quick::{Quick, machine_id};
@@ -415,21 +417,23 @@ impl From<&Options> for target::Options {
 impl Config {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        parse::parse(&Self::read_text(path)?, &path.display().to_string())
+    }
+
+    fn read_text(path: &Path) -> Result<String, ConfigError> {
+        std::fs::read_to_string(path).map_err(|error| {
             let (reason, remedy) = match error.kind() {
                 std::io::ErrorKind::InvalidData => ("is not UTF-8".to_owned(), "save it as UTF-8 text"),
                 _ => (error.to_string(), "check the path of the configuration"),
             };
             ConfigError(vec![Problem {
-                file: name.clone(),
+                file: path.display().to_string(),
                 line: None,
                 key: String::new(),
                 reason,
                 remedy: remedy.into(),
             }])
-        })?;
-        parse::parse(&text, &name)
+        })
     }
 
     /// Reads a text. `name` stands for its file in problems.

@@ -33,13 +33,18 @@ impl Served {
 
     /// Starts a target with something else behind it, in a folder of its own; `prepare` sees its command before it runs.
     pub(crate) fn start_with(options: &str, namespace: &str, prepare: impl FnOnce(&mut Command)) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
         let address = SocketAddr::new(own_address(), 4420);
-        let config = folder.path().join("farside.toml");
         let text = format!(
             "[[subsystem]]\nnqn = \"{NQN}\"\n[[subsystem.namespace]]\nnsid = 1\n{namespace}\n\
              [[listener]]\naddress = \"{address}\"\n[options]\nprovider = \"soft\"\n{options}\n"
         );
+        Self::start_file("farside.toml", &text, address, prepare)
+    }
+
+    /// Starts a target of a configuration that listens on `address`.
+    pub(crate) fn start_file(name: &str, text: &str, address: SocketAddr, prepare: impl FnOnce(&mut Command)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join(name);
         std::fs::write(&config, text).expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_farside"));
         command.args(["serve", "--config"]).arg(&config).current_dir(folder.path());
