@@ -196,13 +196,18 @@ impl Requester {
     /// Sends again what the peer did not get, unless that has just been done.
     fn go_back(&mut self, now: Duration, shared: &mut Shared) {
         shared.counters.sequence_naks_received += 1;
-        let just_done =
-            self.went_back.is_some_and(|(psn, at)| psn == self.una && now.saturating_sub(at) < self.timer.round_trip());
+        let just_done = self
+            .went_back
+            .is_some_and(|(psn, at)| psn == self.una && now.saturating_sub(at) < self.timer.shortest_round_trip());
         if just_done {
             return;
         }
         self.went_back = Some((self.una, now));
-        self.window.lost();
+        // What was lost of one window's packets, and of those that repair it, is one loss.
+        if !self.una.precedes(self.recovered) {
+            self.window.lost();
+            self.recovered = self.top;
+        }
         self.timer.forget_sample();
         self.seek(self.resume_at());
     }
@@ -245,6 +250,13 @@ impl Requester {
             Some(Expiry::GiveUp) => {
                 let index = self.index_of(self.una).unwrap_or(0);
                 return Outcome::Failed(index, Status::RetryExcErr);
+            }
+            Some(Expiry::Probe) => {
+                shared.counters.probes += 1;
+                self.probe = true;
+                if let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.first.precedes(self.una)) {
+                    chunk.reread = true;
+                }
             }
             Some(Expiry::Retry) => {
                 shared.counters.timeouts += 1;

@@ -110,8 +110,9 @@ impl QueuePair {
             }
             opcode if opcode.is_request() => {
                 self.heard = true;
-                let mut local =
-                    Local { qpn: self.qpn, conn: &conn, cq: self.recv_cq, own: &mut self.recv, srq: self.srq };
+                let patience = self.requester.timer.round_trip();
+                let (cq, own) = (self.recv_cq, &mut self.recv);
+                let mut local = Local { qpn: self.qpn, conn: &conn, cq, own, srq: self.srq, now, patience };
                 match self.responder.handle_request(packet, &mut local, shared, memory) {
                     Served::Quiet => self.responder.has_replies(),
                     Served::Reply => true,
@@ -219,15 +220,7 @@ impl QueuePair {
         }
         self.state = QpState::Err;
         self.requester.flush(failed, self.qpn, self.send_cq, shared);
-        let Some((conn, _)) = self.conn else {
-            while let Some(tag) = self.recv.flush_one() {
-                let flushed = super::Completion::new(tag, Status::WrFlushErr, self.qpn, 0);
-                shared.complete(self.recv_cq, flushed);
-            }
-            return;
-        };
-        let mut local = Local { qpn: self.qpn, conn: &conn, cq: self.recv_cq, own: &mut self.recv, srq: self.srq };
-        self.responder.flush(&mut local, shared);
+        self.responder.flush(self.qpn, self.recv_cq, &mut self.recv, shared);
     }
 }
 

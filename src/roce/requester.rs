@@ -51,6 +51,10 @@ pub(super) struct Requester {
     pub(super) rnr_left: u8,
     /// When and to where transmission last went back, so that one loss is not answered twice.
     pub(super) went_back: Option<(Psn, Duration)>,
+    /// Where the repair of the last loss ends.
+    pub(super) recovered: Psn,
+    /// The last packet that was sent is to be sent again.
+    pub(super) probe: bool,
 }
 
 /// A posted send work request.
@@ -133,6 +137,8 @@ impl Requester {
             rnr_until: None,
             rnr_left: 0,
             went_back: None,
+            recovered: Psn::default(),
+            probe: false,
         }
     }
 
@@ -140,6 +146,7 @@ impl Requester {
         self.post_psn = conn.send_psn;
         self.una = conn.send_psn;
         self.top = conn.send_psn;
+        self.recovered = conn.send_psn;
         self.rnr_left = conn.rnr_retry_count;
         self.timer = RetryTimer::new(conn);
     }
@@ -201,7 +208,9 @@ impl Requester {
                 return Sent::Idle;
             }
             let before = batch.len();
-            let step = if let Some(at) = self.chunks.iter().position(|chunk| chunk.reread) {
+            let step = if core::mem::take(&mut self.probe) {
+                self.send_probe(now, peer, shared, memory, batch)
+            } else if let Some(at) = self.chunks.iter().position(|chunk| chunk.reread) {
                 self.send_reread(now, at, peer, shared, batch)
             } else {
                 match self.wqes.get(self.next).map(|wqe| wqe.op) {
@@ -232,35 +241,16 @@ impl Requester {
             return Some(Sent::Idle);
         }
         let wqe = self.wqes.get(self.next)?;
-        let (mtu, index) = (peer.conn.mtu.bytes(), self.next_packet);
-        let place = Place::of(index, wqe.packets);
-        let at = u64::from(index) * u64::from(mtu);
-        let payload = packet_payload(wqe, index, mtu);
+        let (index, place) = (self.next_packet, Place::of(self.next_packet, wqe.packets));
         let psn = wqe.first.plus(index);
-        let mut header = Header::new(wqe.opcode(place), peer.conn.remote_qpn, psn);
-        header.ext = wqe.ext(place);
-        header.solicited = wqe.solicited && place.ends();
         let pauses = place.ends() && self.wqes.get(self.next + 1).is_none_or(Wqe::is_read);
-        header.ack_req = pauses || self.since_ack_req + 1 >= ACK_EVERY || in_flight + 1 >= self.window.packets();
-        let sges = self.sges_of(wqe);
-        let filled =
-            batch.push(peer.path, &header, payload, |out| match wqe.inline.and_then(|copy| from(&copy, at, out)) {
-                Some(()) => Ok(()),
-                None => gather(&shared.keys, memory, sges, at, out),
-            });
-        match filled {
-            Ok(()) => {}
-            Err(NotAdded::Full) => return Some(Sent::Full),
-            Err(NotAdded::Payload(ScatterError::Length)) => {
-                return Some(Sent::Failed(self.next, Status::LocLenErr));
-            }
-            Err(NotAdded::Payload(ScatterError::Key(_))) => {
-                return Some(Sent::Failed(self.next, Status::LocProtErr));
-            }
+        let ack_req = pauses || self.since_ack_req + 1 >= ACK_EVERY || in_flight + 1 >= self.window.packets();
+        if let Some(end) = self.push_packet((self.next, index), ack_req, peer, shared, memory, batch) {
+            return Some(end);
         }
-        self.since_ack_req = if header.ack_req { 0 } else { self.since_ack_req + 1 };
+        self.since_ack_req = if ack_req { 0 } else { self.since_ack_req + 1 };
         self.note_sent(now, psn, 1, shared);
-        if header.ack_req {
+        if ack_req {
             self.timer.sample(psn, now);
         }
         self.next_packet += 1;
@@ -269,6 +259,67 @@ impl Requester {
             self.next_packet = 0;
         }
         None
+    }
+
+    /// Lays out packet `index` of the work request at `at`.
+    fn push_packet<M: Memory>(
+        &self,
+        (at, index): (usize, u32),
+        ack_req: bool,
+        peer: &Peer<'_>,
+        shared: &Shared,
+        memory: &M,
+        batch: &mut TxBatch,
+    ) -> Option<Sent> {
+        let wqe = self.wqes.get(at)?;
+        let (mtu, place) = (peer.conn.mtu.bytes(), Place::of(index, wqe.packets));
+        let offset = u64::from(index) * u64::from(mtu);
+        let payload = packet_payload(wqe, index, mtu);
+        let mut header = Header::new(wqe.opcode(place), peer.conn.remote_qpn, wqe.first.plus(index));
+        header.ext = wqe.ext(place);
+        header.solicited = wqe.solicited && place.ends();
+        header.ack_req = ack_req;
+        let sges = self.sges_of(wqe);
+        let filled =
+            batch.push(peer.path, &header, payload, |out| match wqe.inline.and_then(|copy| from(&copy, offset, out)) {
+                Some(()) => Ok(()),
+                None => gather(&shared.keys, memory, sges, offset, out),
+            });
+        match filled {
+            Ok(()) => None,
+            Err(NotAdded::Full) => Some(Sent::Full),
+            Err(NotAdded::Payload(ScatterError::Length)) => Some(Sent::Failed(at, Status::LocLenErr)),
+            Err(NotAdded::Payload(ScatterError::Key(_))) => Some(Sent::Failed(at, Status::LocProtErr)),
+        }
+    }
+
+    /// Sends the last packet again that is under way: the peer acknowledges it, or says what it misses before it. For an RDMA
+    /// READ its request does that, as far as its responses are not here.
+    fn send_probe<M: Memory>(
+        &mut self,
+        now: Duration,
+        peer: &Peer<'_>,
+        shared: &mut Shared,
+        memory: &M,
+        batch: &mut TxBatch,
+    ) -> Option<Sent> {
+        let next = self.next_psn();
+        let last = if self.una.precedes(next) { next.before() } else { self.top.before() };
+        let at = self.index_of(last).filter(|_| !last.precedes(self.una))?;
+        let wqe = self.wqes.get(at)?;
+        if wqe.is_read() {
+            if let Some(chunk) = self.chunks.iter_mut().rev().find(|chunk| last.since(chunk.first) < chunk.packets) {
+                chunk.reread = !chunk.is_complete();
+            }
+            return None;
+        }
+        let sent = self.push_packet((at, last.since(wqe.first)), true, peer, shared, memory, batch);
+        match sent {
+            None => shared.counters.retransmitted += 1,
+            Some(_) => self.probe = sent == Some(Sent::Full),
+        }
+        self.timer.arm(now);
+        sent
     }
 
     /// Asks for the next chunk of an RDMA READ.

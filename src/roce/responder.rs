@@ -60,8 +60,8 @@ enum Message {
 enum Refusal {
     #[default]
     None,
-    /// A packet is missing; `last` is the last one that came after it.
-    Gap { last: Psn },
+    /// A packet is missing; `last` is the last one that came after it, and the peer was told at `told`.
+    Gap { last: Psn, told: Duration },
     /// There was no receive for it.
     NotReady,
 }
@@ -102,6 +102,9 @@ pub(super) struct Local<'a> {
     pub(super) cq: usize,
     pub(super) own: &'a mut RecvQueue,
     pub(super) srq: Option<usize>,
+    pub(super) now: Duration,
+    /// How long the peer takes to repair a loss that it was told of.
+    pub(super) patience: Duration,
 }
 
 /// Why a request is not executed.
@@ -135,7 +138,7 @@ impl Responder {
         let psn = packet.header.psn;
         let ahead = psn.ahead_of(self.epsn);
         if ahead > 0 {
-            return self.refuse_gap(psn, shared);
+            return self.refuse_gap(psn, local, shared);
         }
         if ahead < 0 {
             shared.counters.duplicates += 1;
@@ -171,16 +174,16 @@ impl Responder {
         }
     }
 
-    /// A packet that came before an earlier one: one NAK says so, and again when the peer has visibly gone back and
-    /// something is missing still.
-    fn refuse_gap(&mut self, psn: Psn, shared: &mut Shared) -> Served {
-        let again = match self.refusal {
+    /// A packet that came before an earlier one: one NAK says so, and again when the peer has visibly gone back and something
+    /// is missing still, or when it should have gone back and did not: then the NAK was lost.
+    fn refuse_gap(&mut self, psn: Psn, local: &Local<'_>, shared: &mut Shared) -> Served {
+        let told = match self.refusal {
             Refusal::NotReady => return Served::Quiet,
-            Refusal::None => true,
-            Refusal::Gap { last } => !last.precedes(psn),
+            Refusal::Gap { last, told } if last.precedes(psn) && local.now < told + local.patience => Some(told),
+            Refusal::Gap { .. } | Refusal::None => None,
         };
-        self.refusal = Refusal::Gap { last: psn };
-        if !again {
+        self.refusal = Refusal::Gap { last: psn, told: told.unwrap_or(local.now) };
+        if told.is_some() {
             return Served::Quiet;
         }
         shared.counters.sequence_naks_sent += 1;
@@ -527,12 +530,11 @@ impl Responder {
     }
 
     /// Ends the receives: the one at hand and those of the queue pair's own queue.
-    pub(super) fn flush(&mut self, local: &mut Local<'_>, shared: &mut Shared) {
+    pub(super) fn flush(&mut self, qpn: Qpn, cq: usize, own: &mut RecvQueue, shared: &mut Shared) {
         let at_hand = (self.message == Message::Send).then_some(self.recv.tag);
         self.message = Message::None;
-        let own = core::iter::from_fn(|| local.own.flush_one());
-        for tag in at_hand.into_iter().chain(own) {
-            shared.complete(local.cq, Completion::new(tag, Status::WrFlushErr, local.qpn, 0));
+        for tag in at_hand.into_iter().chain(core::iter::from_fn(|| own.flush_one())) {
+            shared.complete(cq, Completion::new(tag, Status::WrFlushErr, qpn, 0));
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Counters {
     pub retransmitted: u64,
     /// Times that a peer was silent for too long.
     pub timeouts: u64,
+    /// Packets that were sent again since the peer was silent for longer than a round trip takes.
+    pub probes: u64,
     /// Parts of RDMA READs that were asked for again since later ones came.
     pub read_gaps: u64,
     /// NAKs for a missing packet that were sent.

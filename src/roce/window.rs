@@ -57,7 +57,8 @@ impl Window {
 /// The connection's ACK timeout T bounds both: nothing is retransmitted later than T after the last sign of life, and the
 /// queue pair fails when `retry_count + 1` times 2T passed without one (IBTA 9.7.6.1.3 lets a timeout last from T to
 /// 4T). In between, retransmissions come as early as the measured round-trip time allows, since a receiver may be sent a
-/// duplicate at any time.
+/// duplicate at any time: first probes of one packet, which find out what was lost at the end of a burst where no later
+/// packet makes the peer complain, and only after a silence that is long for any machine everything.
 #[derive(Debug, Default)]
 pub(super) struct RetryTimer {
     /// The ACK timeout; none means never to give up.
@@ -67,15 +68,21 @@ pub(super) struct RetryTimer {
     variance: Duration,
     /// A packet whose answer is timed.
     timed: Option<(Psn, Duration)>,
+    /// The shortest round trip of late.
+    shortest: Option<Duration>,
     progress_at: Duration,
     retry_at: Option<Duration>,
+    /// Probes without an answer.
+    probes: u32,
     backoff: u32,
 }
 
 /// What a timer that went off asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expiry {
-    /// Send again.
+    /// Send one packet again, to learn what the peer has.
+    Probe,
+    /// Send everything again.
     Retry,
     /// The peer is gone.
     GiveUp,
@@ -97,14 +104,14 @@ impl RetryTimer {
     pub(super) fn arm(&mut self, now: Duration) {
         if self.retry_at.is_none() {
             self.progress_at = now;
-            self.retry_at = Some(now + self.wait());
+            self.retry_at = Some(self.next_at(now));
         }
     }
 
     /// The peer gave a sign of life; `waiting` says whether more is due.
     pub(super) fn progress(&mut self, now: Duration, waiting: bool) {
         self.progress_at = now;
-        self.retry_at = waiting.then(|| now + self.wait());
+        self.retry_at = waiting.then(|| self.next_at(now));
     }
 
     pub(super) fn stop(&mut self) {
@@ -116,9 +123,15 @@ impl RetryTimer {
         if self.retry_at.is_none_or(|at| now < at) {
             return None;
         }
-        if now.saturating_sub(self.progress_at) >= self.give_up_after {
+        let silence = now.saturating_sub(self.progress_at);
+        if silence >= self.give_up_after {
             self.retry_at = None;
             return Some(Expiry::GiveUp);
+        }
+        if silence < self.wait() {
+            self.probes = (self.probes + 1).min(16);
+            self.retry_at = Some(self.next_at(now));
+            return Some(Expiry::Probe);
         }
         self.timed = None;
         self.backoff = (self.backoff + 1).min(16);
@@ -126,6 +139,11 @@ impl RetryTimer {
         let last = self.progress_at.checked_add(self.give_up_after).unwrap_or(Duration::MAX);
         self.retry_at = Some((now + self.wait()).min(last.max(now)));
         Some(Expiry::Retry)
+    }
+
+    /// When to probe next, or to send everything again.
+    fn next_at(&self, now: Duration) -> Duration {
+        (now + self.probe_wait()).min(self.progress_at + self.wait())
     }
 
     /// Times the answer to a packet, if none is timed yet.
@@ -141,7 +159,9 @@ impl RetryTimer {
         let rtt = now.saturating_sub(sent);
         // Karn's algorithm: the longer wait stays until a packet that was sent once was answered. Else a peer that is
         // slower than the wait is never measured, and everything to it is sent twice.
-        self.backoff = 0;
+        (self.backoff, self.probes) = (0, 0);
+        let shortest = self.shortest.map_or(rtt, |shortest| shortest + shortest / 64);
+        self.shortest = Some(shortest.min(rtt));
         // RFC 6298, section 2.
         if let Some(srtt) = self.srtt {
             self.variance = (self.variance * 3 + srtt.abs_diff(rtt)) / 4;
@@ -157,11 +177,23 @@ impl RetryTimer {
         self.timed = None;
     }
 
+    /// What comes sooner after something was sent cannot be an answer to it.
+    pub(super) fn shortest_round_trip(&self) -> Duration {
+        self.shortest.unwrap_or(MIN_ROUND_TRIP)
+    }
+
     /// How long one loss takes to be repaired, so that it is not answered twice.
     pub(super) fn round_trip(&self) -> Duration {
         self.srtt.map_or(MIN_ROUND_TRIP, |srtt| (srtt + srtt / 2).clamp(MIN_ROUND_TRIP, MIN_WAIT))
     }
 
+    /// How long the peer may be silent before one packet is sent again.
+    fn probe_wait(&self) -> Duration {
+        let base = self.srtt.map_or(FIRST_PROBE, |srtt| srtt + (self.variance * 4).max(srtt / 2));
+        base.max(MIN_PROBE).saturating_mul(1 << self.probes)
+    }
+
+    /// How long the peer may be silent before everything is sent again.
     fn wait(&self) -> Duration {
         let most = self.timeout.unwrap_or(DEFAULT_WAIT).max(MIN_WAIT);
         let base = self.srtt.map_or(FIRST_WAIT, |srtt| srtt + self.variance * 4);
@@ -173,10 +205,13 @@ const INITIAL: u32 = 64;
 const MAX: u32 = 128;
 const MIN: u32 = 8;
 const AFTER_SILENCE: u32 = 4;
-/// The first retransmission after silence comes no earlier.
+/// Everything is sent again no earlier than this: a busy machine leaves a process waiting for as long.
 const MIN_WAIT: Duration = Duration::from_millis(8);
 /// Before a round trip was measured.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// A probe after silence, before a round trip was measured.
+const FIRST_PROBE: Duration = Duration::from_millis(2);
+const MIN_PROBE: Duration = Duration::from_micros(200);
 /// Without an ACK timeout.
 const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 const MIN_ROUND_TRIP: Duration = Duration::from_micros(200);
@@ -200,6 +235,7 @@ mod tests {
         loop {
             now = timer.deadline().expect("armed");
             match timer.expired(now).expect("due") {
+                Expiry::Probe => {}
                 Expiry::Retry => retries += 1,
                 Expiry::GiveUp => break,
             }

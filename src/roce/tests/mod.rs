@@ -1,4 +1,6 @@
 //! Engines over a simulated network: seeded, with a fake clock.
+mod load;
 mod net;
+mod recovery;
 mod reliable;
 mod wire;

@@ -50,6 +50,19 @@ pub(super) struct Faults {
     pub(super) mark: u64,
 }
 
+/// What one packet takes of its sender's link, which is one queue: as long as a processor takes to send or to receive it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Service {
+    pub(super) packet: Duration,
+    pub(super) kib: Duration,
+}
+
+impl Service {
+    fn of(&self, bytes: usize) -> Duration {
+        self.packet + self.kib * u32::try_from(bytes).expect("a packet") / 1024
+    }
+}
+
 pub(super) struct Node {
     pub(super) addr: IpAddr,
     pub(super) engine: Engine,
@@ -58,6 +71,8 @@ pub(super) struct Node {
     pub(super) done: VecDeque<Completion>,
     batch: TxBatch,
     next_va: u64,
+    /// When the link has sent all that it was given.
+    link_free: Duration,
 }
 
 pub(super) struct Net {
@@ -66,6 +81,10 @@ pub(super) struct Net {
     pub(super) faults: Faults,
     pub(super) rng: Rng,
     pub(super) delay: Duration,
+    /// None for links without a limit.
+    pub(super) service: Option<Service>,
+    /// The running numbers of packets that get lost.
+    pub(super) lose: Vec<u64>,
     /// Nothing arrives any more.
     pub(super) blackhole: bool,
     pub(super) sent: u64,
@@ -121,6 +140,7 @@ impl Net {
                 done: VecDeque::new(),
                 batch: TxBatch::new(1 << 17, 64),
                 next_va: 0x1000_0000,
+                link_free: Duration::ZERO,
             }
         };
         Self {
@@ -129,6 +149,8 @@ impl Net {
             faults: Faults::default(),
             rng: Rng::new(seed),
             delay: Duration::from_micros(10),
+            service: None,
+            lose: Vec::new(),
             blackhole: false,
             sent: 0,
             dropped: 0,
@@ -215,32 +237,46 @@ impl Net {
 
     /// Lets everything happen until nothing is left to do, or `until`.
     pub(super) fn run_until(&mut self, until: Duration) {
-        loop {
-            self.transmit();
-            let arrival = self.flying.keys().next().map(|(at, _)| *at);
-            let timers = self.nodes.iter().filter_map(|node| node.engine.next_timeout()).min();
-            let Some(next) = [arrival, timers].into_iter().flatten().min().filter(|at| *at <= until) else {
-                break;
-            };
-            self.now = self.now.max(next);
-            self.steps += 1;
-            assert!(
-                self.steps < 3_000_000,
-                "no progress at {:?}: {:?}",
-                self.now,
-                self.nodes.iter().map(|n| *n.engine.counters()).collect::<Vec<_>>()
-            );
-            for node in &mut self.nodes {
-                node.engine.handle_timeout(self.now);
-            }
-            while let Some((&key, _)) = self.flying.first_key_value()
-                && key.0 <= self.now
-            {
-                let (to, from, mark, bytes) = self.flying.remove(&key).expect("there");
-                self.deliver(to, from, mark, &bytes);
-            }
+        while self.step(until) {}
+    }
+
+    /// Jumps to the next event, or to `until` when there is none before it: then false.
+    pub(super) fn step(&mut self, until: Duration) -> bool {
+        self.transmit();
+        let arrival = self.flying.keys().next().map(|(at, _)| *at);
+        let timers = self.nodes.iter().filter_map(|node| node.engine.next_timeout()).min();
+        let Some(next) = [arrival, timers].into_iter().flatten().min().filter(|at| *at <= until) else {
+            self.now = self.now.max(until);
+            return false;
+        };
+        self.now = self.now.max(next);
+        self.steps += 1;
+        assert!(
+            self.steps < 3_000_000,
+            "no progress at {:?}: {:?}",
+            self.now,
+            self.nodes.iter().map(|n| *n.engine.counters()).collect::<Vec<_>>()
+        );
+        for node in &mut self.nodes {
+            node.engine.handle_timeout(self.now);
         }
-        self.now = self.now.max(until);
+        while let Some((&key, _)) = self.flying.first_key_value()
+            && key.0 <= self.now
+        {
+            let (to, from, mark, bytes) = self.flying.remove(&key).expect("there");
+            self.deliver(to, from, mark, &bytes);
+        }
+        self.collect();
+        true
+    }
+
+    /// Moves completions to where tests look for them.
+    fn collect(&mut self) {
+        for node in &mut self.nodes {
+            let mut done = Vec::new();
+            node.engine.poll_cq(node.cq, &mut done, usize::MAX);
+            node.done.extend(done);
+        }
     }
 
     pub(super) fn run(&mut self) {
@@ -265,28 +301,34 @@ impl Net {
                 let more = node.engine.poll_transmit(self.now, &mut node.batch, &node.arena);
                 let packets: Vec<_> = node.batch.packets().map(|(run, bytes)| (run.remote, bytes.to_vec())).collect();
                 node.batch.clear();
-                let from = node.addr;
                 for (remote, bytes) in packets {
-                    self.launch(from, remote, bytes);
+                    self.launch(i, remote, bytes);
                 }
                 if !more {
                     break;
                 }
             }
-            let node = &mut self.nodes[i];
-            let mut done = Vec::new();
-            node.engine.poll_cq(node.cq, &mut done, usize::MAX);
-            node.done.extend(done);
         }
+        self.collect();
     }
 
-    fn launch(&mut self, from: IpAddr, remote: IpAddr, mut bytes: Vec<u8>) {
+    fn launch(&mut self, from: usize, remote: IpAddr, mut bytes: Vec<u8>) {
         self.sent += 1;
+        let mut leaves = self.now;
+        if let Some(service) = self.service {
+            leaves = self.nodes[from].link_free.max(self.now) + service.of(bytes.len());
+            self.nodes[from].link_free = leaves;
+        }
+        let from = self.nodes[from].addr;
         let Some(to) = self.nodes.iter().position(|node| node.addr == remote) else {
             return;
         };
         let faults = self.faults;
-        if self.blackhole || self.rng.chance(faults.loss) {
+        let chosen = self.lose.iter().position(|packet| *packet + 1 == self.sent);
+        if let Some(at) = chosen {
+            self.lose.remove(at);
+        }
+        if chosen.is_some() || self.blackhole || self.rng.chance(faults.loss) {
             self.dropped += 1;
             return;
         }
@@ -303,7 +345,7 @@ impl Net {
             };
             let mark = self.rng.chance(faults.mark);
             self.order += 1;
-            self.flying.insert((self.now + self.delay + late, self.order), (to, from, mark, bytes.clone()));
+            self.flying.insert((leaves + self.delay + late, self.order), (to, from, mark, bytes.clone()));
         }
     }
 }
