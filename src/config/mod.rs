@@ -328,6 +328,8 @@ pub struct Options {
     pub remote_invalidate: bool,
     /// Controller identifiers to give out.
     pub cntlid: RangeInclusive<u16>,
+    /// How long a connection may be without a successful Connect command, in milliseconds.
+    pub connect_timeout: u32,
     /// Granularity of keep alive timeouts (KAS), in milliseconds: a multiple of 100.
     pub keep_alive_granularity: u32,
     /// Hosts may reset a subsystem.
@@ -360,6 +362,7 @@ impl Default for Options {
             poll: false,
             remote_invalidate: true,
             cntlid: CNTLID_MIN..=CNTLID_MAX,
+            connect_timeout: 30_000,
             keep_alive_granularity: 1000,
             subsystem_reset: false,
             retry_delay: 0,
@@ -405,6 +408,7 @@ impl From<&Options> for target::Options {
             remote_invalidate: options.remote_invalidate,
             poll: options.poll,
             cntlid: (*options.cntlid.start(), *options.cntlid.end()),
+            connect_timeout: Duration::from_millis(options.connect_timeout.into()),
             keep_alive_granularity: Duration::from_millis(options.keep_alive_granularity.into()),
             subsystem_reset: options.subsystem_reset,
             retry_delay: Duration::from_millis(options.retry_delay.into()),

@@ -513,6 +513,7 @@ fn read_options(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Pr
     set_flag(&mut options.poll, section.bool("poll", problems));
     set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
     set_flag(&mut options.raw_headers, section.bool("raw_headers", problems));
+    set(&mut options.connect_timeout, section.number("connect_timeout", 1000..600_001, problems));
     let granularity = section.number("keep_alive_granularity", 100..60_001, problems);
     set(&mut options.keep_alive_granularity, multiple(100, "keep_alive_granularity", granularity, problems));
     read_cntlid(&mut options, &mut section, problems);

@@ -224,6 +224,7 @@ fn option_limits_hold_on_both_sides() {
         ("cntlid_max = 0xffef", "cntlid_max = 0xfff0"),
         ("cntlid_min = 1", "cntlid_min = 0"),
         ("cntlid_min = 5\ncntlid_max = 5", "cntlid_min = 6\ncntlid_max = 5"),
+        ("connect_timeout = 1000", "connect_timeout = 999"),
         ("keep_alive_granularity = 100", "keep_alive_granularity = 150"),
         ("log = \"debug\"", "log = \"loud\""),
         ("provider = \"verbs\"", "provider = \"magic\""),

@@ -229,6 +229,7 @@ fn options(options: &Options) -> Table {
     number("receive_slots", options.receive_slots.into(), default.receive_slots.into());
     let granularity = (options.keep_alive_granularity, default.keep_alive_granularity);
     number("keep_alive_granularity", granularity.0.into(), granularity.1.into());
+    number("connect_timeout", options.connect_timeout.into(), default.connect_timeout.into());
     number("retry_delay", options.retry_delay.into(), default.retry_delay.into());
     number("cntlid_min", (*options.cntlid.start()).into(), (*default.cntlid.start()).into());
     number("cntlid_max", (*options.cntlid.end()).into(), (*default.cntlid.end()).into());
@@ -383,6 +384,7 @@ remote_invalidate = false
 raw_headers = true
 subsystem_reset = true
 retry_delay = 300
+connect_timeout = 20000
 keep_alive_granularity = 500
 cntlid_min = 10
 cntlid_max = 20

@@ -323,6 +323,7 @@ fn check_options(old: &Options, new: &Options) -> Result<(), Failure> {
         ("receive_slots", old.receive_slots != new.receive_slots),
         ("poll", old.poll != new.poll),
         ("subsystem_reset", old.subsystem_reset != new.subsystem_reset),
+        ("connect_timeout", old.connect_timeout != new.connect_timeout),
         ("retry_delay", old.retry_delay != new.retry_delay),
         ("discovery_nqn", old.discovery_nqn != new.discovery_nqn),
     ];

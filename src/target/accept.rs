@@ -84,8 +84,9 @@ impl<P: Provider> Reactor<P> {
         self.next_generation = self.next_generation.wrapping_add(1).max(1);
         let entry = self.queues.vacant_entry();
         let index = entry.key() as u32;
+        let key = QueueKey { reactor: self.index, index, generation };
         entry.insert(Queue {
-            key: QueueKey { reactor: self.index, index, generation },
+            key,
             device: at,
             qp,
             conn,
@@ -115,6 +116,7 @@ impl<P: Provider> Reactor<P> {
         }
         device.by_qp[qp.0 as usize] = index + 1;
         self.by_conn.insert(conn, index);
+        self.unconnected.push_back((now + self.shared.options.connect_timeout, key));
 
         // All receives stand before the peer may send.
         if !self.post_receives(index) {

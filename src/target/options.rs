@@ -37,6 +37,8 @@ pub struct Options {
     pub poll_window: Duration,
     /// Lowest and highest controller ID handed out.
     pub cntlid: (u16, u16),
+    /// How long a connection may be without a successful Connect command before it is closed.
+    pub connect_timeout: Duration,
     /// Granularity of keep alive timeouts (KAS): a multiple of 100 ms.
     pub keep_alive_granularity: Duration,
     /// Hosts may reset a subsystem, which disconnects all of its hosts.
@@ -63,6 +65,7 @@ impl Default for Options {
             poll: false,
             poll_window: Duration::from_micros(50),
             cntlid: (1, 0xffef),
+            connect_timeout: Duration::from_secs(30),
             keep_alive_granularity: Duration::from_secs(1),
             subsystem_reset: false,
             retry_delay: Duration::ZERO,

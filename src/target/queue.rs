@@ -32,6 +32,8 @@ pub(crate) enum CloseReason {
     QueueDisconnect,
     TargetStops,
     AcceptFailed,
+    /// No Connect command came, or none that succeeded.
+    NeverConnected,
 }
 
 impl fmt::Display for CloseReason {
@@ -48,6 +50,7 @@ impl fmt::Display for CloseReason {
             Self::QueueDisconnect => f.write_str("the host sent a Disconnect command"),
             Self::TargetStops => f.write_str("the target stops"),
             Self::AcceptFailed => f.write_str("the connection could not be accepted"),
+            Self::NeverConnected => f.write_str("the host sent no Connect command that succeeded in time"),
         }
     }
 }

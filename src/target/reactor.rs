@@ -23,7 +23,7 @@ use super::namespace::Namespaces;
 use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
 use super::request::{Requests, State, Tag, TagKind};
-use super::shared::{ControlMessage, Message, Shared};
+use super::shared::{ControlMessage, Message, QueueKey, Shared};
 use super::shutdown::ShutdownFlush;
 use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
 use crate::mem::{MemError, PoolStats};
@@ -75,6 +75,9 @@ pub(crate) struct Reactor<P: Provider> {
     pub(crate) requests: Requests,
     pub(crate) by_conn: HashMap<ConnId, u32>,
     pub(crate) next_generation: u32,
+    /// New queues and when they must have had their Connect command, oldest first. A peer that is gone before that would hold
+    /// its queue for ever: nothing is sent to it that could fail, and there is no controller whose keep alive could expire.
+    pub(crate) unconnected: VecDeque<(Duration, QueueKey)>,
     /// Requests that wait for a data buffer, and admin requests that wait for one of theirs; oldest first.
     pub(crate) wait_buffer: VecDeque<u32>,
     pub(crate) wait_admin_buffer: VecDeque<u32>,
@@ -123,6 +126,7 @@ impl<P: Provider> Reactor<P> {
             requests,
             by_conn: HashMap::new(),
             next_generation: 1,
+            unconnected: VecDeque::new(),
             wait_buffer: VecDeque::new(),
             wait_admin_buffer: VecDeque::new(),
             buffers_returned: false,
@@ -199,6 +203,9 @@ impl<P: Provider> Reactor<P> {
         }
         if !self.aborts.is_empty() {
             self.expire_aborts(now);
+        }
+        if self.unconnected.front().is_some_and(|(due, _)| *due <= now) {
+            self.close_unconnected(now);
         }
         if self.closing > 0 || self.draining_since.is_some() {
             self.advance_teardown(now);
@@ -433,7 +440,8 @@ impl<P: Provider> Reactor<P> {
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();
         let waits = waits.then(|| now + Duration::from_millis(1));
         let turns = self.next_abort().into_iter().chain(self.next_turn());
-        devices.chain(teardown).chain(waits).chain(turns).min().map(|due| due.saturating_sub(now))
+        let connects = self.unconnected.front().map(|(due, _)| *due);
+        devices.chain(teardown).chain(waits).chain(turns).chain(connects).min().map(|due| due.saturating_sub(now))
     }
 
     /// Whether a drained reactor may end.

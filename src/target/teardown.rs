@@ -84,6 +84,18 @@ impl<P: Provider> Reactor<P> {
         self.wait_admin_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
     }
 
+    /// Closes the queues whose hosts had their time for a Connect command.
+    pub(crate) fn close_unconnected(&mut self, now: Duration) {
+        while let Some((_, key)) = self.unconnected.front().copied().filter(|(due, _)| *due <= now) {
+            self.unconnected.pop_front();
+            if let Some(at) = self.queue_by_key(key)
+                && self.queues[at as usize].association.is_none()
+            {
+                self.close_queue(at, CloseReason::NeverConnected, now);
+            }
+        }
+    }
+
     fn drop_waiting(&mut self, id: RequestId, now: Duration) {
         // The other half of a pair is of the same queue, and dropped as well.
         if let Some(extra) = self.requests[id].extra.as_mut()

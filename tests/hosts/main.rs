@@ -158,6 +158,7 @@ macro_rules! every_scenario {
                 whole_queue_at_once_is_served,
                 stalled_disk_leaves_admin_commands_alone,
                 aborts_of_stalled_commands_are_answered_and_harm_nobody,
+                connections_without_a_connect_command_are_closed,
                 vanished_host_is_forgotten_after_its_keep_alive,
                 ended_queues_with_commands_in_the_disk_come_back_to_zero,
             }

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use farside::host::raw::RawQueue;
 use farside::host::wire::{self, Sqe};
+use farside::target::Options;
 use nvme::Status;
 
-use crate::rig::{LIMIT, Rig, Setup, small};
+use crate::rig::{LIMIT, Rig, Setup, assert_status, small};
 
 pub(crate) fn whole_queue_at_once_is_served<R: Rig>() {
     let setup = Setup::<R>::start();
@@ -103,6 +104,28 @@ pub(crate) fn aborts_of_stalled_commands_are_answered_and_harm_nobody<R: Rig>() 
         }
     }
     raw.host.give(buffer);
+    raw.alive(io);
+    bystander.check();
+}
+
+pub(crate) fn connections_without_a_connect_command_are_closed<R: Rig>() {
+    let setup = Setup::<R>::with(R::new(), Options { connect_timeout: Duration::from_secs(1), ..small() });
+    let bystander = setup.bystander();
+    let mut raw = setup.raw();
+    // One says nothing, the Connect command of another is refused.
+    let begun = Instant::now();
+    let silent = raw.good_queue(0, 32);
+    let refused = raw.good_queue(0, 32);
+    let response = raw.call_with(refused, wire::connect(0, 0, 0), &raw.connect_data(0xffff));
+    assert_status(&response, Status::CONNECT_INVALID_PARAMETERS, "SQSIZE 0");
+    for queue in [silent, refused] {
+        assert!(raw.host.end_of(queue, LIMIT).is_some(), "the connection is kept");
+        let after = begun.elapsed();
+        assert!(after >= Duration::from_millis(900) && after < Duration::from_secs(6), "after {after:?}");
+    }
+    let (admin, io) = raw.bring_up();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(raw.host.down(io).is_none() && raw.host.down(admin).is_none(), "a connected queue was closed");
     raw.alive(io);
     bystander.check();
 }
