@@ -50,6 +50,7 @@ impl Opcode {
     pub const FABRICS: Self = Self(0x7f);
 
     /// Which way data go, by the two low bits. For a fabrics command ask with its command type instead of its opcode.
+    #[inline]
     #[must_use]
     pub const fn transfer(self) -> Transfer {
         match self.0 & 3 {
@@ -127,6 +128,7 @@ impl Command {
     /// A reserved FUSE value or a PSDT other than 01b (fabrics carries SGLs, and a metadata pointer that is a plain
     /// address) is Invalid Field; a descriptor that this transport does not carry is SGL Descriptor Type Invalid. The
     /// descriptor of a command that moves no data is not looked at.
+    #[inline]
     pub fn parse(sqe: &[u8; SQE_LEN]) -> Result<Self, BadCommand> {
         let sqe: &Sqe = zerocopy::transmute_ref!(sqe);
         let cid = sqe.cid.get();

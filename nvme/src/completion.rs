@@ -38,21 +38,14 @@ impl Completion {
     /// The 16 bytes of the wire. `sqhd` is the submission queue head pointer, FFFFh on a queue whose flow control was
     /// disabled by Connect; `sqid` the queue's identifier (fabrics reserves the field; nvmet fills it and so do we).
     /// The phase tag is reserved on fabrics and written as zero.
+    #[inline]
     #[must_use]
     pub fn encode(&self, sqhd: u16, sqid: u16) -> [u8; CQE_LEN] {
-        let mut cqe = [0; CQE_LEN];
-        let fields = self
-            .result
-            .to_le_bytes()
-            .into_iter()
-            .chain(sqhd.to_le_bytes())
-            .chain(sqid.to_le_bytes())
-            .chain(self.cid.to_le_bytes())
-            .chain((self.status.to_wire() << 1).to_le_bytes());
-        for (to, from) in cqe.iter_mut().zip(fields) {
-            *to = from;
-        }
-        cqe
+        let tail = u64::from(sqhd)
+            | u64::from(sqid) << 16
+            | u64::from(self.cid) << 32
+            | u64::from(self.status.to_wire() << 1) << 48;
+        (u128::from(self.result) | u128::from(tail) << 64).to_le_bytes()
     }
 
     /// The other direction, for hosts: the completion, SQHD and SQID.

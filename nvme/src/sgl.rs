@@ -7,6 +7,8 @@
 
 use core::ops::{Deref, Range};
 
+use zerocopy::byteorder::little_endian::U64;
+
 use crate::status::Status;
 
 /// Most keyed descriptors that a last-segment list may hold (MSDBD).
@@ -89,9 +91,11 @@ impl Sgl {
     ///
     /// # Errors
     /// A type or subtype that this transport does not carry is SGL Descriptor Type Invalid.
+    #[inline]
     pub fn parse(bytes: &[u8; SGL_LEN]) -> Result<Self, Status> {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, k1, k2, k3, id] = *bytes;
-        let addr = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+        // Two loads; what follows works on registers.
+        let [addr, rest]: [U64; 2] = zerocopy::transmute!(*bytes);
+        let (addr, [l0, l1, l2, l3, k1, k2, k3, id]) = (addr.get(), rest.get().to_le_bytes());
         let len = u32::from_le_bytes([l0, l1, l2, l3]);
         match id {
             KEYED_ADDRESS | KEYED_INVALIDATE => {
@@ -121,6 +125,7 @@ impl Sgl {
     /// # Errors
     /// Data SGL Length Invalid when it is shorter; SGL Descriptor Type Invalid for in-capsule data of a transfer to the
     /// host.
+    #[inline]
     pub fn check_transfer(&self, needed: u32, to_host: bool) -> Result<(), Status> {
         if needed == 0 {
             return Ok(());
@@ -135,6 +140,7 @@ impl Sgl {
     }
 
     /// The key that the response shall invalidate, for a single keyed descriptor.
+    #[inline]
     #[must_use]
     pub fn invalidate(&self) -> Option<u32> {
         match self {
@@ -148,6 +154,7 @@ impl Sgl {
 ///
 /// # Errors
 /// Data SGL Length Invalid.
+#[inline]
 pub fn check_length(described: u32, needed: u32) -> Result<(), Status> {
     if described < needed {
         return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
@@ -160,6 +167,7 @@ pub fn check_length(described: u32, needed: u32) -> Result<(), Status> {
 ///
 /// # Errors
 /// SGL Offset Invalid when the offset lies outside, Data SGL Length Invalid when the data end outside.
+#[inline]
 pub fn check_in_capsule(offset: u64, len: u32, capacity: u32) -> Result<Range<usize>, Status> {
     let offset = u32::try_from(offset).map_err(|_| Status::SGL_OFFSET_INVALID.dnr())?;
     let room = capacity.checked_sub(offset).ok_or(Status::SGL_OFFSET_INVALID.dnr())?;

@@ -154,28 +154,45 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes (0 counts as 1), or `None` if none is free: wait, or it is too large for ever.
+    #[inline]
     pub fn take(&mut self, len: usize) -> Option<Buffer> {
+        self.take_leaving(len, 0)
+    }
+
+    /// As `take`, but `None` too if fewer than `rest` bytes would be left.
+    #[inline]
+    pub fn take_leaving(&mut self, len: usize, rest: usize) -> Option<Buffer> {
         if len > Self::MAX_BUFFER {
             return None;
         }
         let order = order_of(len);
+        let left = self.free_blocks.checked_sub(1 << order)?;
+        if ((left as usize) << MIN_SHIFT) < rest {
+            return None;
+        }
         let block = match self.cache[usize::from(order)].pop() {
             Some(block) => block,
-            None => self.split(order).or_else(|| {
-                self.drain_caches();
-                self.split(order)
-            })?,
+            None => self.take_uncached(order)?,
         };
-        self.free_blocks -= 1 << order;
+        self.free_blocks = left;
         // SAFETY: block < blocks, so the offset lies inside the arena that `new` was given.
         let base = unsafe { self.base.add((block as usize) << MIN_SHIFT) };
         Some(Buffer { base, len: len as u32, block, pool_offset: self.offset, order })
+    }
+
+    #[cold]
+    fn take_uncached(&mut self, order: u8) -> Option<u32> {
+        self.split(order).or_else(|| {
+            self.drain_caches();
+            self.split(order)
+        })
     }
 
     /// Takes a buffer back. Nothing is in flight on it any more.
     ///
     /// # Panics
     /// If it is of another pool.
+    #[inline]
     pub fn give(&mut self, buffer: Buffer) {
         let Buffer { base, block, order, .. } = buffer;
         assert!(
@@ -254,9 +271,11 @@ impl Pool {
     }
 }
 
+/// Binary logarithm of the 4 KiB blocks that `len` bytes take.
+#[inline]
 fn order_of(len: usize) -> u8 {
-    let pages = len.max(1).div_ceil(PAGE).next_power_of_two();
-    pages.trailing_zeros() as u8
+    let last = len.saturating_sub(1) >> MIN_SHIFT;
+    (usize::BITS - last.leading_zeros()) as u8
 }
 
 #[cfg(test)]

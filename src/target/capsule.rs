@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvme::command::Command;
 use nvme::command::{Fuse, Transfer};
 use nvme::completion::Completion;
-use nvme::io::IoCommand;
+use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::CommandError;
 use nvme::sgl::{self, Sgl};
 use nvme::status::Status;
@@ -17,7 +17,7 @@ use super::limits::Line;
 use super::memory::{Home, SlotId};
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
-use super::request::{Direction, HostData, Job, RequestId, State, Subject, Tag};
+use super::request::{Direction, HostData, Job, Request, RequestId, State, Subject, Tag};
 use crate::rdma::{Completion as WorkCompletion, Provider, WcStatus};
 
 /// Bytes of the Connect command's data.
@@ -124,6 +124,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Posts a receive again, or frees its slot when the queues that needed it are gone.
+    #[inline]
     pub(crate) fn recycle(&mut self, device: usize, slot: SlotId) {
         let keep = match self.memory.slots[slot as usize].home {
             Home::Free => return,
@@ -137,6 +138,7 @@ impl<P: Provider> Reactor<P> {
         }
     }
 
+    #[inline(always)]
     fn begin(
         &mut self,
         at: u32,
@@ -172,6 +174,7 @@ impl<P: Provider> Reactor<P> {
         self.begin_io(at, id, &command, capsule)
     }
 
+    #[inline(always)]
     pub(crate) fn begin_io(
         &mut self,
         at: u32,
@@ -184,6 +187,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Checks an I/O command and maps its data.
+    #[inline(always)]
     pub(crate) fn prepare_io(
         &mut self,
         at: u32,
@@ -204,39 +208,37 @@ impl<P: Provider> Reactor<P> {
             gate.check(&association.sender, &io)?;
         }
         let limited = association.limiter.is_on() || namespace.limiter.is_on();
-        let direction = match io.direction() {
-            Transfer::ToHost => Direction::ToHost,
-            Transfer::FromHost => Direction::FromHost,
-            Transfer::None | Transfer::Both => Direction::None,
-        };
-        let len = io.data_len(view);
-        let scratch_len = match io {
-            IoCommand::Compare { .. } => len,
-            IoCommand::Verify { blocks, .. } => blocks << view.block_shift,
-            IoCommand::Copy { .. } => self.shared.options.mdts,
-            _ => 0,
-        };
         let request = &mut self.requests[id];
-        request.subject.lba = match (io.blocks(), io) {
-            (Some(blocks), _) => blocks.slba,
-            (None, IoCommand::Copy { slba, .. }) => slba,
-            _ => 0,
-        };
         request.job = Job::Io { namespace: at, command: io };
         request.epoch = epoch;
         if limited {
             request.line = Line::Host;
         }
-        request.scratch_len = scratch_len;
-        request.changes_media = io.changes_media();
+        // Nearly all commands are these two.
+        let (direction, len) = match io {
+            IoCommand::Read { slba, blocks, .. } => {
+                request.subject.lba = slba;
+                (Direction::ToHost, blocks << view.block_shift)
+            }
+            IoCommand::Write { slba, blocks, .. } => {
+                request.subject.lba = slba;
+                request.changes_media = true;
+                (Direction::FromHost, blocks << view.block_shift)
+            }
+            _ => describe_other(request, &io, view, self.shared.options.mdts),
+        };
         self.map(id, &command.sgl, direction, len, capsule)
     }
 
     /// A command that may not run beside writes of its host's earlier life waits.
+    #[inline]
     pub(crate) fn fence_or_acquire(&mut self, at: u32, id: RequestId) -> Next {
         let queue = &mut self.queues[at as usize];
+        let Some(association) = queue.association.as_ref().filter(|association| association.fence.is_up()) else {
+            return Next::Acquire;
+        };
         let nsid = self.requests[id].subject.nsid;
-        if !queue.association.as_ref().is_some_and(|association| association.fence.holds(nsid)) {
+        if !association.fence.holds(nsid) {
             return Next::Acquire;
         }
         self.requests[id].state = State::Fenced;
@@ -328,6 +330,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Ties a request to the host memory, or the in-capsule bytes, that its command names. `needed` bytes move.
+    #[inline(always)]
     fn map(
         &mut self,
         id: RequestId,
@@ -431,6 +434,28 @@ impl<P: Provider> Reactor<P> {
             None => warn!(cid = completion.cid, "an event completes a request that is not parked"),
         }
     }
+}
+
+/// What commands other than Read and Write ask of their request: which way their data go, and how many bytes.
+fn describe_other(request: &mut Request, io: &IoCommand, view: &NamespaceView, mdts: u32) -> (Direction, u32) {
+    let len = io.data_len(view);
+    request.changes_media = io.changes_media();
+    request.subject.lba = io.blocks().map_or(0, |blocks| blocks.slba);
+    match *io {
+        IoCommand::Compare { .. } => request.scratch_len = len,
+        IoCommand::Verify { blocks, .. } => request.scratch_len = blocks << view.block_shift,
+        IoCommand::Copy { slba, .. } => {
+            request.scratch_len = mdts;
+            request.subject.lba = slba;
+        }
+        _ => {}
+    }
+    let direction = match io.direction() {
+        Transfer::ToHost => Direction::ToHost,
+        Transfer::FromHost => Direction::FromHost,
+        Transfer::None | Transfer::Both => Direction::None,
+    };
+    (direction, len)
 }
 
 /// How a begun command goes on.

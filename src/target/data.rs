@@ -12,64 +12,31 @@ use nvme::sgl::KeyedSgl;
 use tracing::warn;
 
 use super::limits::Line;
+use super::memory::Memory;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
-use super::request::{Direction, HostData, Job, RequestId, State, Tag, TagKind};
-use crate::mem::Buffer;
+use super::request::{Direction, HostData, Job, MAX_DESCRIPTORS, Request, RequestId, State, Tag, TagKind};
 use crate::mutation::{self, Mutation};
-use crate::rdma::{Access, Endpoint, PostError, Provider, SendOp, SendWr, Sge};
+use crate::rdma::{Access, Endpoint, PostError, Provider, QpId, SendOp, SendWr, Sge};
 
 impl<P: Provider> Reactor<P> {
     /// Reserves buffer and credits, waiting in order where they are short, then goes on.
+    #[inline(always)]
     pub(crate) fn acquire(&mut self, id: RequestId, now: Duration) {
         if self.requests[id].line != Line::None && !self.has_its_turn(id, now) {
             return;
         }
-        let admin = self.queues[self.requests[id].queue as usize].is_admin();
-        let waits = if admin { &self.wait_admin_buffer } else { &self.wait_buffer };
-        if self.needs_buffer(id) && (!waits.is_empty() || !self.take_buffers(id, admin)) {
-            self.requests[id].state = State::WaitBuffer;
-            if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer }.push_back(id);
-            return;
+        let request = &mut self.requests[id];
+        if request.needs_buffer() {
+            let admin = self.queues[request.queue as usize].is_admin();
+            let waits = if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer };
+            if !waits.is_empty() || !take_buffers(request, &mut self.memory, admin) {
+                request.state = State::WaitBuffer;
+                waits.push_back(id);
+                return;
+            }
         }
         self.reserve_credits(id, now);
-    }
-
-    fn needs_buffer(&self, id: RequestId) -> bool {
-        let request = &self.requests[id];
-        match request.direction {
-            Direction::None => request.scratch_len > 0,
-            // A Compare of in-capsule data still needs room for what the namespace holds.
-            Direction::FromHost => request.buffer.is_none() || request.scratch_len > 0,
-            Direction::ToHost => true,
-        }
-    }
-
-    /// Takes all the buffers that a request needs, or none.
-    fn take_buffers(&mut self, id: RequestId, admin: bool) -> bool {
-        let (request, memory) = (&mut self.requests[id], &mut self.memory);
-        let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
-        let mut take = |len| if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
-        let mut second = None;
-        if scratch > 0 {
-            second = take(scratch);
-            if second.is_none() {
-                return false;
-            }
-        }
-        if request.buffer.is_none() && len > 0 {
-            match take(len) {
-                Some(buffer) => request.buffer = Some(buffer),
-                None => {
-                    if let Some(second) = second {
-                        memory.give(second);
-                    }
-                    return false;
-                }
-            }
-        }
-        request.second = second;
-        true
     }
 
     /// Buffers came back: the oldest waiters first, until one has to wait on.
@@ -81,7 +48,7 @@ impl<P: Provider> Reactor<P> {
             loop {
                 let waits = if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer };
                 let Some(id) = waits.front().copied() else { break };
-                if !self.take_buffers(id, admin) {
+                if !take_buffers(&mut self.requests[id], &mut self.memory, admin) {
                     break;
                 }
                 if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer }.pop_front();
@@ -90,6 +57,7 @@ impl<P: Provider> Reactor<P> {
         }
     }
 
+    #[inline(always)]
     fn reserve_credits(&mut self, id: RequestId, now: Duration) {
         let request = &mut self.requests[id];
         let need = u32::from(request.data_wrs()) + 1;
@@ -122,6 +90,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Everything is reserved: fetch the host's data, or run.
+    #[inline(always)]
     fn launch(&mut self, id: RequestId, now: Duration) {
         let request = &mut self.requests[id];
         if request.direction == Direction::FromHost && request.host != HostData::InCapsule {
@@ -287,58 +256,33 @@ impl<P: Provider> Reactor<P> {
 
     /// Posts the data for the host and the response: the WRITEs unsignaled, the SEND behind them, one doorbell for both.
     pub(crate) fn respond(&mut self, id: RequestId, now: Duration) {
-        let request = &mut self.requests[id];
+        let (request, list) = self.requests.with_list(id);
         let at = request.queue;
         request.state = State::Responding;
-        let to_host = request.direction == Direction::ToHost && request.completion.status.is_success();
-        if to_host && !self.post_writes(id, now) {
-            return;
-        }
-        let early = mutation::is_on(Mutation::BufferReusedEarly);
-        if self.requests[id].direction == Direction::FromHost || !to_host || early {
-            self.return_buffers(id);
-        }
         let queue = &mut self.queues[at as usize];
+        let Some(device) = self.devices[queue.device].as_mut() else { return };
+        let to_host = request.direction == Direction::ToHost && request.completion.status.is_success();
+        if to_host && post_writes(&mut device.endpoint, queue.qp, device.mr.lkey, id, request, list).is_err() {
+            return self.close_queue(at, CloseReason::ConnectionLost, now);
+        }
+        if !to_host || mutation::is_on(Mutation::BufferReusedEarly) {
+            self.buffers_returned |= return_buffers(request, &mut self.memory);
+        }
         queue.outstanding = queue.outstanding.saturating_sub(1);
         let sqhd = queue.next_sqhd();
-        let qid = queue.request.qid;
-        let Some(device) = self.devices[queue.device].as_ref() else { return };
-        let request = &self.requests[id];
         let op = match request.invalidate {
             Some(rkey) if device.invalidate && !mutation::is_on(Mutation::MissedInvalidate) => {
                 SendOp::SendInvalidate { rkey }
             }
             _ => SendOp::Send,
         };
-        let cqe = request.completion.encode(sqhd, qid);
+        let cqe = request.completion.encode(sqhd, queue.request.qid);
         let tag = Tag { kind: TagKind::Send, generation: request.generation, index: id };
         let sge = self.memory.completion(id, cqe, device.mr.lkey);
         let wr = SendWr { tag: tag.encode(), op, sge, signaled: true, solicited: true, inline: device.inline };
-        self.post_wr(at, &wr, now);
-    }
-
-    fn post_writes(&mut self, id: RequestId, now: Duration) -> bool {
-        let (mut at_desc, mut sent) = (0, 0);
-        let request = &self.requests[id];
-        let (queue, total, generation) = (request.queue, request.data_len, request.generation);
-        let Some(base) = request.buffer.as_ref().map(Buffer::addr) else { return true };
-        let base = base + u64::from(request.data_start);
-        while sent < total
-            && let Some(descriptor) = self.descriptor(id, at_desc)
-        {
-            at_desc += 1;
-            let len = descriptor.len.min(total - sent);
-            if len == 0 {
-                continue;
-            }
-            let op = SendOp::RdmaWrite { remote: descriptor.addr, rkey: mutation::rkey(descriptor.rkey) };
-            let tag = Tag { kind: TagKind::Write, generation, index: id };
-            if !self.post(queue, op, base + u64::from(sent), len, tag, false, now) {
-                return false;
-            }
-            sent += len;
+        if device.endpoint.post_send(queue.qp, &wr).is_err() {
+            self.close_queue(at, CloseReason::ConnectionLost, now);
         }
-        true
     }
 
     #[expect(clippy::too_many_arguments, reason = "a work request's fields, in order")]
@@ -364,30 +308,97 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A response was sent: its data too, since WRITEs go before it on the same queue pair.
+    #[inline]
     pub(crate) fn on_sent(&mut self, tag: Tag, now: Duration) {
-        let Some(request) = self.requests.find(tag.index, tag.generation) else { return };
-        let (at, id, close_after) = (request.queue, tag.index, request.close_after);
-        let credits = u32::from(request.credits);
-        let live = self.queues[at as usize].life == Life::Live;
-        if !live {
+        let id = tag.index;
+        let Some(request) = self.requests.find_mut(id, tag.generation) else { return };
+        let (at, close_after) = (request.queue, request.close_after);
+        let queue = &mut self.queues[at as usize];
+        if queue.life != Life::Live {
             return;
         }
-        self.queues[at as usize].send_credits += credits;
-        self.return_buffers(id);
+        queue.send_credits += u32::from(request.credits);
+        let waits = !queue.wait_credits.is_empty();
+        self.buffers_returned |= return_buffers(request, &mut self.memory);
         self.requests.release(id);
         if close_after {
             self.close_queue(at, CloseReason::QueueDisconnect, now);
-            return;
+        } else if waits {
+            self.serve_credit_waits(at, now);
         }
-        self.serve_credit_waits(at, now);
     }
 
     /// Gives a request's buffers back to the pools that they came from.
     pub(crate) fn return_buffers(&mut self, id: RequestId) {
-        let request = &mut self.requests[id];
-        for buffer in [request.buffer.take(), request.second.take()].into_iter().flatten() {
-            self.memory.give(buffer);
-            self.buffers_returned = true;
+        self.buffers_returned |= return_buffers(&mut self.requests[id], &mut self.memory);
+    }
+}
+
+/// Takes all the buffers that a request needs, or none.
+#[inline]
+fn take_buffers(request: &mut Request, memory: &mut Memory, admin: bool) -> bool {
+    let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
+    if scratch == 0 && !admin && request.buffer.is_none() && len > 0 {
+        request.buffer = memory.take_data(len);
+        return request.buffer.is_some();
+    }
+    let take = |memory: &mut Memory, len| if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
+    if scratch > 0 {
+        request.second = take(memory, scratch);
+        if request.second.is_none() {
+            return false;
         }
     }
+    if request.buffer.is_none() && len > 0 {
+        request.buffer = take(memory, len);
+        if request.buffer.is_none() {
+            if let Some(second) = request.second.take() {
+                memory.give(second);
+            }
+            return false;
+        }
+    }
+    true
+}
+
+/// Gives a request's buffers back; whether there were any.
+#[inline(always)]
+fn return_buffers(request: &mut Request, memory: &mut Memory) -> bool {
+    let mut any = false;
+    if let Some(buffer) = request.buffer.take() {
+        memory.give(buffer);
+        any = true;
+    }
+    if let Some(buffer) = request.second.take() {
+        memory.give(buffer);
+        any = true;
+    }
+    any
+}
+
+/// Posts the data for the host: an RDMA WRITE per descriptor that takes some of them.
+#[inline]
+fn post_writes<E: Endpoint>(
+    endpoint: &mut E,
+    qp: QpId,
+    lkey: u32,
+    id: RequestId,
+    request: &Request,
+    list: &[KeyedSgl; MAX_DESCRIPTORS],
+) -> Result<(), PostError> {
+    let Some(buffer) = &request.buffer else { return Ok(()) };
+    let tag = Tag { kind: TagKind::Write, generation: request.generation, index: id }.encode();
+    let (mut addr, mut left) = (buffer.addr() + u64::from(request.data_start), request.data_len);
+    for descriptor in request.descriptors(list) {
+        let len = descriptor.len.min(left);
+        if len == 0 {
+            continue;
+        }
+        let op = SendOp::RdmaWrite { remote: descriptor.addr, rkey: mutation::rkey(descriptor.rkey) };
+        let sge = Sge { addr, len, lkey };
+        endpoint.post_send(qp, &SendWr { tag, op, sge, signaled: false, solicited: false, inline: false })?;
+        addr += u64::from(len);
+        left -= len;
+    }
+    Ok(())
 }

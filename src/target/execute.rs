@@ -12,7 +12,6 @@ use tracing::{debug, info, warn};
 
 use super::abort::has_several_operations;
 use super::fused::Detour;
-use super::namespace::IoCounters;
 use super::queue::{Association, Life};
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
@@ -25,6 +24,7 @@ use crate::rdma::Provider;
 
 impl<P: Provider> Reactor<P> {
     /// Runs a request whose data and credits are there.
+    #[inline(always)]
     pub(crate) fn execute(&mut self, id: RequestId, now: Duration) {
         match self.requests[id].job {
             Job::Respond | Job::SendData => self.respond(id, now),
@@ -35,6 +35,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// An I/O command whose data and credits are there goes to the backend, unless something changed since it was checked.
+    #[inline(always)]
     fn start_io(&mut self, id: RequestId, namespace: u32, command: IoCommand, now: Duration) {
         let request = &self.requests[id];
         if request.epoch != self.namespaces[namespace].start_epoch && !self.may_start(id, namespace, &command, now) {
@@ -114,6 +115,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// The buffer that the backend gets. In-capsule data at an odd place move to an aligned one first.
+    #[inline(always)]
     fn io_data(&mut self, id: RequestId, len: u32) -> Option<IoData> {
         let request = &mut self.requests[id];
         if let Some(second) = request.second.take() {
@@ -154,37 +156,46 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A backend answered.
+    #[inline]
     pub(crate) fn on_io_done(&mut self, done: IoDone, now: Duration) {
         if is_shutdown(done.token) {
             return self.on_shutdown_flushed(&done);
         }
         let IoDone { token, result, data } = done;
         let (id, generation) = (token as u32, (token >> 32) as u32);
-        let Some(request) = self.requests.find(id, generation) else {
+        let Some(request) = self.requests.find_mut(id, generation) else {
             warn!(reactor = self.index, token, "a backend answered what was not asked, or twice");
             return;
         };
         let Job::Io { namespace, command } = request.job else { return };
-        let (at, orphan) = (request.queue, request.state == State::Orphan);
-        let namespace_state = &mut self.namespaces[namespace];
-        namespace_state.pending = namespace_state.pending.saturating_sub(1);
-        if namespace_state.polled {
+        let state = &mut self.namespaces[namespace];
+        state.pending = state.pending.saturating_sub(1);
+        if state.polled {
             self.polled_pending = self.polled_pending.saturating_sub(1);
         }
-        if let Some(queue) = self.queues.get_mut(at as usize) {
+        if let Some(queue) = self.queues.get_mut(request.queue as usize) {
             queue.executing = queue.executing.saturating_sub(1);
         }
-        self.take_data_back(id, data);
-        if orphan {
+        request.take_data_back(data);
+        if request.state == State::Orphan {
             self.release_orphan(id, now);
             return;
         }
-        if result.is_ok() && self.requests[id].abort.is_none() && self.goes_on(id, namespace, &command) {
+        if has_several_operations(&command)
+            && result.is_ok()
+            && request.abort.is_none()
+            && self.goes_on(id, namespace, &command)
+        {
             return self.submit_io(id, namespace, command, now);
         }
-        self.count(namespace, &command, id, &result);
-        let request = &self.requests[id];
+        let request = &mut self.requests[id];
         let cid = request.cid;
+        self.namespaces[namespace].counters[self.index as usize].count(&command, request.data_len, result.is_ok());
+        let plain = result.is_ok() && request.abort.is_none() && request.extra.is_none() && !request.is_compare();
+        if plain && self.awaited.is_empty() && self.aborts.is_empty() {
+            request.completion = Completion::success(cid);
+            return self.respond(id, now);
+        }
         let mut status = match result {
             Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),
@@ -253,40 +264,12 @@ impl<P: Provider> Reactor<P> {
         self.finish(id, completion, now);
     }
 
-    fn take_data_back(&mut self, id: RequestId, data: Option<IoData>) {
-        let Some(data) = data else { return };
-        let request = &mut self.requests[id];
-        if request.scratch_len > 0 {
-            request.second = Some(data.buffer);
-        } else {
-            request.data_start = data.start;
-            request.buffer = Some(data.buffer);
-        }
-    }
-
     /// Whether a Compare found what the host sent: one copy of it, read once.
     fn equal(&self, id: RequestId) -> bool {
         let request = &self.requests[id];
         let (start, len) = (request.data_start as usize, request.data_len as usize);
         let (Some(host), Some(medium)) = (&request.buffer, &request.second) else { return false };
         host.as_slice().get(start..start + len) == medium.as_slice().get(..len)
-    }
-
-    fn count(&self, namespace: u32, command: &IoCommand, id: RequestId, result: &Result<(), IoError>) {
-        let counters = &self.namespaces[namespace].counters[self.index as usize];
-        let bytes = u64::from(self.requests[id].data_len);
-        match (command, result) {
-            (_, Err(_)) => IoCounters::add(&counters.media_errors, 1),
-            (IoCommand::Read { .. } | IoCommand::Compare { .. }, Ok(())) => {
-                IoCounters::add(&counters.reads, 1);
-                IoCounters::add(&counters.bytes_read, bytes);
-            }
-            (IoCommand::Write { .. }, Ok(())) => {
-                IoCounters::add(&counters.writes, 1);
-                IoCounters::add(&counters.bytes_written, bytes);
-            }
-            _ => {}
-        }
     }
 
     /// The data of an admin command arrived.

@@ -43,6 +43,8 @@ pub(crate) struct Memory {
     /// Receives that wait for a page, and where they belong.
     pub(crate) starved: Vec<(SlotId, Home)>,
     page_len: usize,
+    /// Bytes of the pool that a page takes.
+    page_footprint: usize,
     /// Where the admin pool starts in the arena.
     admin_start: usize,
     commands: Records<64>,
@@ -67,6 +69,7 @@ impl Memory {
             free_slots: (0..options.receive_slots).rev().collect(),
             starved: Vec::new(),
             page_len: options.receive_page(),
+            page_footprint: Pool::footprint(options.receive_page()),
             admin_start: plan.pool,
             commands,
             completions,
@@ -79,6 +82,7 @@ impl Memory {
     }
 
     /// Takes a buffer back into the pool that it came from.
+    #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
         if buffer.arena_offset() < self.admin_start {
             self.pool.give(buffer);
@@ -141,21 +145,21 @@ impl Memory {
 
     /// A buffer for data: never from what the receives that are not posted yet will need, so that however many commands wait
     /// for a disk, a new host's queue finds its pages.
+    #[inline]
     pub(crate) fn take_data(&mut self, len: usize) -> Option<Buffer> {
-        let receives = (self.free_slots.len() + self.starved.len()) * Pool::footprint(self.page_len);
-        if self.pool.stats().free < receives + Pool::footprint(len) {
-            return None;
-        }
-        self.pool.take(len)
+        let receives = (self.free_slots.len() + self.starved.len()) * self.page_footprint;
+        self.pool.take_leaving(len, receives)
     }
 
     /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare.
+    #[inline]
     pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
         let fresh = self.take_data(self.page_len)?;
         self.slots[slot as usize].page.replace(fresh)
     }
 
     /// The elements of a slot's receive: the command, then the page.
+    #[inline]
     pub(crate) fn receive_sges(&self, slot: SlotId, lkey: u32) -> ([Sge; 2], usize) {
         let command = Sge { addr: self.commands.addr(slot), len: 64, lkey };
         match &self.slots[slot as usize].page {
@@ -165,11 +169,13 @@ impl Memory {
     }
 
     /// Copies a received command out. Its receive completed.
+    #[inline]
     pub(crate) fn command(&self, slot: SlotId) -> [u8; 64] {
         self.commands.read(slot)
     }
 
     /// Writes a response and returns the element that sends it. The request's previous response was sent.
+    #[inline]
     pub(crate) fn completion(&mut self, request: u32, cqe: [u8; 16], lkey: u32) -> Sge {
         self.completions.write(request, cqe);
         Sge { addr: self.completions.addr(request), len: 16, lkey }

@@ -13,8 +13,9 @@ use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
 use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueContext, Submit};
 
-/// What a host did with a namespace through one reactor; written by that reactor alone.
+/// What a host did with a namespace through one reactor; written by that reactor alone, on a cache line of its own.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct IoCounters {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
@@ -35,6 +36,23 @@ impl IoCounters {
             total.media_errors += counters.media_errors.load(Ordering::Relaxed);
         }
         total
+    }
+
+    /// A command of `bytes` ended in the backend.
+    #[inline]
+    pub(crate) fn count(&self, command: &IoCommand, bytes: u32, success: bool) {
+        match command {
+            _ if !success => Self::add(&self.media_errors, 1),
+            IoCommand::Read { .. } | IoCommand::Compare { .. } => {
+                Self::add(&self.reads, 1);
+                Self::add(&self.bytes_read, bytes.into());
+            }
+            IoCommand::Write { .. } => {
+                Self::add(&self.writes, 1);
+                Self::add(&self.bytes_written, bytes.into());
+            }
+            _ => {}
+        }
     }
 
     /// Adds without a locked instruction: one writer.

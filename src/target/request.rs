@@ -20,6 +20,7 @@ use nvme::status::Status;
 use super::copy::CopyProgress;
 use super::limits::Line;
 use super::locks::LockId;
+use crate::backend::IoData;
 use crate::mem::Buffer;
 
 /// Index of a request in its reactor's table.
@@ -222,6 +223,39 @@ impl Request {
         u64::from(self.generation) << 32 | u64::from(id)
     }
 
+    /// Whether it has to wait for a buffer before it can go on.
+    #[inline]
+    pub(crate) fn needs_buffer(&self) -> bool {
+        match self.direction {
+            Direction::None => self.scratch_len > 0,
+            // A Compare of in-capsule data still needs room for what the namespace holds.
+            Direction::FromHost => self.buffer.is_none() || self.scratch_len > 0,
+            Direction::ToHost => true,
+        }
+    }
+
+    /// The host's memory, piece by piece; `list` is the request's place in the table of lists.
+    #[inline]
+    pub(crate) fn descriptors<'a>(&'a self, list: &'a [KeyedSgl; MAX_DESCRIPTORS]) -> &'a [KeyedSgl] {
+        match &self.host {
+            HostData::One(keyed) => std::slice::from_ref(keyed),
+            HostData::List(count) => list.get(..usize::from(*count)).unwrap_or_default(),
+            HostData::None | HostData::InCapsule => &[],
+        }
+    }
+
+    /// Takes back what a backend was lent.
+    #[inline]
+    pub(crate) fn take_data_back(&mut self, data: Option<IoData>) {
+        let Some(data) = data else { return };
+        if self.scratch_len > 0 {
+            self.second = Some(data.buffer);
+        } else {
+            self.data_start = data.start;
+            self.buffer = Some(data.buffer);
+        }
+    }
+
     pub(crate) fn extra_mut(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
     }
@@ -233,6 +267,7 @@ impl Request {
     }
 
     /// Send queue entries that the data need: one per descriptor that carries some of them.
+    #[inline]
     pub(crate) fn data_wrs(&self) -> u8 {
         match (self.direction, self.host) {
             (Direction::None, _) | (_, HostData::None | HostData::InCapsule) => 0,
@@ -301,7 +336,9 @@ impl Requests {
         slot.command = None;
         slot.abort_reply = None;
         slot.extra = None;
-        slot.payload = Vec::new();
+        if slot.payload.capacity() > 0 {
+            slot.payload = Vec::new();
+        }
         self.free.push(id);
     }
 
@@ -321,6 +358,18 @@ impl Requests {
 
     pub(crate) fn list_mut(&mut self, id: RequestId) -> &mut [KeyedSgl; MAX_DESCRIPTORS] {
         &mut self.lists[id as usize]
+    }
+
+    /// A request, and its place in the table of descriptor lists.
+    #[inline]
+    pub(crate) fn with_list(&mut self, id: RequestId) -> (&mut Request, &[KeyedSgl; MAX_DESCRIPTORS]) {
+        (&mut self.slots[id as usize], &self.lists[id as usize])
+    }
+
+    /// As `find`, to change it.
+    #[inline]
+    pub(crate) fn find_mut(&mut self, id: RequestId, generation: u32) -> Option<&mut Request> {
+        self.slots.get_mut(id as usize).filter(|slot| slot.generation == generation && slot.state != State::Free)
     }
 
     /// The request that a completion's tag or token names, unless the slot has moved on.

@@ -82,11 +82,13 @@ impl Fence {
         self.raised.fetch_sub(1, Ordering::AcqRel);
     }
 
+    #[inline]
     pub(crate) fn is_up(&self) -> bool {
         self.raised.load(Ordering::Acquire) != 0
     }
 
     /// Whether commands on this namespace have to wait.
+    #[inline]
     pub(crate) fn holds(&self, nsid: u32) -> bool {
         self.is_up() && self.held().get(&nsid).is_some_and(|count| *count > 0)
     }

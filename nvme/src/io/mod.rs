@@ -138,6 +138,7 @@ pub enum IoCommand {
 
 impl IoCommand {
     /// Bytes that this command transfers.
+    #[inline]
     #[must_use]
     pub fn data_len(&self, view: &NamespaceView) -> u32 {
         match *self {
@@ -152,6 +153,7 @@ impl IoCommand {
     }
 
     /// Which way the data go: never [`Transfer::Both`].
+    #[inline]
     #[must_use]
     pub fn direction(&self) -> Transfer {
         match self {
@@ -166,6 +168,7 @@ impl IoCommand {
 
     /// The blocks that it is about, where the command itself says so; a Dataset Management or a Copy command says it in its
     /// data.
+    #[inline]
     #[must_use]
     pub fn blocks(&self) -> Option<BlockRange> {
         match *self {
@@ -179,6 +182,7 @@ impl IoCommand {
     }
 
     /// Whether it can change what the namespace holds.
+    #[inline]
     #[must_use]
     pub fn changes_media(&self) -> bool {
         match self {
@@ -198,6 +202,7 @@ impl IoCommand {
 ///
 /// # Errors
 /// The status to answer with; nothing was done.
+#[inline]
 pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Result<IoCommand, Status> {
     if command.fuse != Fuse::Normal {
         fusible(command, view)?;
@@ -352,6 +357,7 @@ pub fn error_location(status: Status) -> u16 {
 }
 
 /// SLBA and NLB of a Read, Write, Compare, Verify or Write Zeroes, inside the namespace.
+#[inline]
 fn block_range(command: &Command, view: &NamespaceView) -> Result<(u64, u32), Status> {
     let slba = u64::from(command.cdw10) | u64::from(command.cdw11) << 32;
     let blocks = (command.cdw12 & NLB) + 1;
@@ -359,10 +365,12 @@ fn block_range(command: &Command, view: &NamespaceView) -> Result<(u64, u32), St
     Ok((slba, blocks))
 }
 
+#[inline]
 fn within(slba: u64, blocks: u64, view: &NamespaceView) -> Result<(), Status> {
     if blocks <= view.blocks && slba <= view.blocks - blocks { Ok(()) } else { Err(Status::LBA_OUT_OF_RANGE.dnr()) }
 }
 
+#[inline]
 fn writable(view: &NamespaceView) -> Result<(), Status> {
     if view.read_only {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.dnr());
@@ -370,6 +378,7 @@ fn writable(view: &NamespaceView) -> Result<(), Status> {
     Ok(())
 }
 
+#[inline]
 fn supported(flag: bool) -> Result<(), Status> {
     if !flag {
         return Err(Status::INVALID_OPCODE.dnr());

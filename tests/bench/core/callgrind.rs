@@ -79,7 +79,10 @@ fn profile(row: &str, operations: u64, cpu: usize) -> Result<Stages, String> {
     let out = std::env::temp_dir().join(format!("farside-callgrind.{}.{operations}", std::process::id()));
     let status = Command::new("valgrind")
         // Valgrind counts each step of a repeated string instruction; vector instructions are what can be compared.
-        .env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_stosb_threshold=100000000:glibc.cpu.x86_rep_movsb_threshold=100000000")
+        .env(
+            "GLIBC_TUNABLES",
+            "glibc.cpu.x86_rep_stosb_threshold=100000000:glibc.cpu.x86_rep_movsb_threshold=100000000",
+        )
         .args(["--tool=callgrind", "-q"])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(&program)

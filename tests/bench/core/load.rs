@@ -82,9 +82,9 @@ impl Load {
         let (queue, slot) = self.idle.pop_front()?;
         let random = self.random();
         let kinds = &self.plan.kinds;
-        let kind = match self.plan.order {
-            Order::Random => kinds[scale(random & 0xffff_ffff, kinds.len() as u64) as usize],
-            Order::Sequential => kinds[(self.issued % kinds.len() as u64) as usize],
+        let kind = match self.plan.in_turn {
+            false => kinds[scale(random & 0xffff_ffff, kinds.len() as u64) as usize],
+            true => kinds[(self.issued % kinds.len() as u64) as usize],
         };
         self.issued += 1;
         let at = queue as usize * usize::from(self.plan.depth) + usize::from(slot);

@@ -11,6 +11,7 @@ mod plan;
 mod rows;
 mod run;
 mod script;
+mod storage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ enum Command {
         #[arg(long, default_value_t = 2_000_000)]
         operations: u64,
     },
+    /// A file or device as a namespace, in fio's words; prints JSON
+    Storage(storage::StorageArguments),
     /// One row's instructions by stage, counted by callgrind; prints JSON
     Split { row: String },
     /// The instructions of all rows, against bounds and record
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match &arguments.command {
         Command::Core { row, operations } => core(row, *operations, arguments.cpu),
+        Command::Storage(wanted) => storage::storage(wanted, arguments.cpu),
         Command::Split { row } => gate::split(row, arguments.cpu),
         Command::Gate { record, write } => gate::run(record, *write, arguments.cpu),
     };

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside::rdma::{
-    Access, Caps, Completion, ConnParams, DeviceId, DeviceInfo, Endpoint, EndpointEvent, EndpointOptions, Mr, PostError,
-    Provider, QpId, QpOptions, RdmaError, RecvQueue, SendOp, SendWr, Sge, WcStatus,
+    Access, Caps, Completion, ConnParams, DeviceId, DeviceInfo, Endpoint, EndpointEvent, EndpointOptions, Mr,
+    PostError, Provider, QpId, QpOptions, RdmaError, RecvQueue, SendOp, SendWr, Sge, WcStatus,
 };
 
 use crate::cm::{DEVICE, NullCm, NullIncoming, NullOutgoing, Wire};
@@ -188,7 +188,11 @@ impl Endpoint for NullEndpoint {
 
     fn deregister(&mut self, _: Mr) {}
 
-    fn create_incoming(&mut self, incoming: NullIncoming, options: &QpOptions) -> Result<QpId, (NullIncoming, RdmaError)> {
+    fn create_incoming(
+        &mut self,
+        incoming: NullIncoming,
+        options: &QpOptions,
+    ) -> Result<QpId, (NullIncoming, RdmaError)> {
         self.qps.push(Qp {
             script: Script::new(incoming.host, incoming.qid),
             load: None,

@@ -35,8 +35,9 @@ pub(crate) enum End {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Chosen from by chance (`Order::Random`) or in turn (`Order::Sequential`).
+    /// Chosen from by chance, or in turn.
     pub(crate) kinds: Vec<Kind>,
+    pub(crate) in_turn: bool,
     pub(crate) order: Order,
     /// I/O queues, 128 per host at most.
     pub(crate) queues: usize,
@@ -60,6 +61,7 @@ impl Plan {
     pub(crate) fn new(kinds: Vec<Kind>) -> Self {
         Self {
             kinds,
+            in_turn: false,
             order: Order::Random,
             queues: 1,
             depth: 32,

@@ -7,9 +7,16 @@ use crate::plan::{Plan, QUEUES_PER_HOST};
 /// What a host's queue does next.
 pub(crate) enum Step {
     /// A capsule.
-    Send { sqe: [u8; 64], data: Vec<u8> },
+    Send {
+        sqe: [u8; 64],
+        data: Vec<u8>,
+    },
     /// Its host opens I/O queues `first..first + count`.
-    OpenQueues { host: u16, first: u16, count: u16 },
+    OpenQueues {
+        host: u16,
+        first: u16,
+        count: u16,
+    },
     /// The queue takes load.
     Ready,
     Failed(String),
@@ -54,7 +61,10 @@ impl Script {
     /// The answer to the last capsule.
     pub(crate) fn answered(&mut self, cqe: &[u8; 16], status: u16, plan: &Plan) -> Step {
         if status != 0 {
-            return Step::Failed(format!("host {}, queue {}: {:?} failed with {status:#x}", self.host, self.qid, self.at));
+            return Step::Failed(format!(
+                "host {}, queue {}: {:?} failed with {status:#x}",
+                self.host, self.qid, self.at
+            ));
         }
         let send = |sqe: wire::Sqe| Step::Send { sqe: sqe.0, data: Vec::new() };
         match self.at {
