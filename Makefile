@@ -9,16 +9,17 @@ export LIBCLANG_PATH ?= $(shell sh tests/libclang.sh $(LIBCLANG_VENV))
 # Python leaves no compiled files in the source tree.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help setup toolchain libraries build lint unit sim hostile demo-test vm-setup vm-test vm-test-all test test-all demo demo-vm clean
+.PHONY: help setup toolchain libraries build lint unit sim hostile bench bench-gate bench-record demo-test vm-setup vm-test vm-test-all test test-all demo demo-vm clean
 
 help:
 	@echo "make demo      serve a file by the software provider and use it from here, and show what comes out"
 	@echo "make demo-vm   serve a file to a real Linux host in a virtual machine, and show what comes out"
 	@echo "make test      format, lints, unit tests, and stock kernels as hosts (the whole list on 6.12, a short one on 6.1 and 7)"
 	@echo "make test-all  the same, with every case on every kernel"
+	@echo "make bench     speed: raw figures, a table and plots under .cache/bench (tests/bench/README.md)"
 	@echo "make build     the release binary, target/release/farside"
 	@echo "make setup     install what the above need"
-	@echo "make lint | unit | sim | hostile | vm-test | vm-test-all    parts of it"
+	@echo "make lint | unit | sim | hostile | bench-gate | vm-test | vm-test-all    parts of it"
 
 setup: libraries vm-setup
 
@@ -48,6 +49,22 @@ sim: toolchain libraries
 hostile: toolchain libraries
 	FARSIDE_HOSTILE_SECONDS=60 cargo test --test process --locked -- --nocapture hostile_packets_harm_nobody_else
 
+# Instructions per command, by callgrind, against what is recorded: a rise of more than 3% fails. See tests/bench/README.md.
+GATE = cargo bench --bench core --locked -- gate tests/bench/instructions.json
+bench-gate: toolchain libraries
+	@python3 tests/bench/setup gate
+	$(GATE)
+
+bench-record: toolchain libraries
+	@python3 tests/bench/setup gate
+	$(GATE) --write
+
+# What this machine can measure: raw figures, a table and plots under .cache/bench. BENCH holds further arguments.
+BENCH ?=
+bench: build
+	@python3 tests/bench/setup
+	python3 tests/bench/run $(BENCH)
+
 # Target and host of ours over real sockets, as a user meets them.
 demo-test: build
 	cargo build --example appliance --locked
@@ -63,9 +80,9 @@ vm-test: vm-setup build
 vm-test-all: vm-setup build
 	python3 tests/vm/run --list all
 
-test: lint unit sim hostile demo-test vm-test
+test: lint unit sim hostile bench-gate demo-test vm-test
 
-test-all: lint unit sim hostile demo-test vm-test-all
+test-all: lint unit sim hostile bench-gate demo-test vm-test-all
 
 demo: build
 	sh tests/demo.sh

@@ -44,6 +44,9 @@ pub(crate) struct Bench {
     /// Seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
     runtime: f64,
+    /// Operations per second, all jobs together [default: as many as go]
+    #[arg(long, value_name = "NUMBER")]
+    rate_iops: Option<u64>,
     /// Bytes of the namespace to use, from its start [default: all]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
@@ -92,6 +95,7 @@ impl Bench {
             threads: self.threads,
             runtime: Duration::try_from_secs_f64(self.runtime).unwrap_or(Duration::from_secs(10)),
             operations: None,
+            rate: self.rate_iops,
             size: self.size,
             nsid: self.nsid,
             verify: self.verify,

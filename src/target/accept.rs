@@ -177,7 +177,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Posts a slot where it belongs. On failure the slot is free again: the queue pair is dying.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_slot(&mut self, at: usize, slot: SlotId) -> bool {
         let Some(device) = self.devices[at].as_mut() else {
             self.memory.free_slot(slot);

@@ -124,7 +124,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Posts a receive again, or frees its slot when the queues that needed it are gone.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn recycle(&mut self, device: usize, slot: SlotId) {
         let keep = match self.memory.slots[slot as usize].home {
             Home::Free => return,
@@ -231,7 +231,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A command that may not run beside writes of its host's earlier life waits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fence_or_acquire(&mut self, at: u32, id: RequestId) -> Next {
         let queue = &mut self.queues[at as usize];
         let Some(association) = queue.association.as_ref().filter(|association| association.fence.is_up()) else {

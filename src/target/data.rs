@@ -335,7 +335,7 @@ impl<P: Provider> Reactor<P> {
 }
 
 /// Takes all the buffers that a request needs, or none.
-#[inline]
+#[inline(always)]
 fn take_buffers(request: &mut Request, memory: &mut Memory, admin: bool) -> bool {
     let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
     if scratch == 0 && !admin && request.buffer.is_none() && len > 0 {

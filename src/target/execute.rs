@@ -156,7 +156,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A backend answered.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn on_io_done(&mut self, done: IoDone, now: Duration) {
         if is_shutdown(done.token) {
             return self.on_shutdown_flushed(&done);

@@ -33,6 +33,7 @@ mod memory;
 mod namespace;
 mod operate;
 mod options;
+mod pace;
 mod private_data;
 mod publish;
 mod queue;

@@ -33,7 +33,7 @@ pub struct Options {
     pub remote_invalidate: bool,
     /// Spin instead of sleeping.
     pub poll: bool,
-    /// How long a reactor spins after its last work before it sleeps.
+    /// How soon work has to come, as a rule, for a reactor to spin for it instead of sleeping.
     pub poll_window: Duration,
     /// Lowest and highest controller ID handed out.
     pub cntlid: (u16, u16),
@@ -63,7 +63,7 @@ impl Default for Options {
             receive_slots: 4096,
             remote_invalidate: true,
             poll: false,
-            poll_window: Duration::from_micros(50),
+            poll_window: Duration::from_micros(20),
             cntlid: (1, 0xffef),
             connect_timeout: Duration::from_secs(30),
             keep_alive_granularity: Duration::from_secs(1),

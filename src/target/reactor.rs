@@ -20,6 +20,7 @@ use super::limits::Turn;
 use super::live::Retiring;
 use super::memory::Memory;
 use super::namespace::Namespaces;
+use super::pace::Pace;
 use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
 use super::request::{Requests, State, Tag, TagKind};
@@ -166,8 +167,8 @@ impl<P: Provider> Reactor<P> {
     /// The thread's loop, until the target drains.
     pub(crate) fn run(mut self) {
         let clock = self.shared.clock;
-        let (spin, window) = (self.shared.options.poll, self.shared.options.poll_window);
-        let mut last_work = clock.now();
+        let spin = self.shared.options.poll;
+        let mut pace = Pace::new(self.shared.options.poll_window);
         loop {
             let now = clock.now();
             let worked = self.turn(now);
@@ -175,12 +176,11 @@ impl<P: Provider> Reactor<P> {
                 break;
             }
             if worked {
-                last_work = now;
-            } else if spin || now.saturating_sub(last_work) < window {
+                pace.worked(now);
+            } else if spin || pace.spins(now) {
                 std::hint::spin_loop();
             } else {
                 self.sleep(now);
-                last_work = clock.now();
             }
         }
         debug!(reactor = self.index, "reactor ended");

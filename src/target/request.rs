@@ -327,6 +327,7 @@ impl Requests {
     }
 
     /// Gives a slot back. Its buffers were taken out before.
+    #[inline]
     pub(crate) fn release(&mut self, id: RequestId) {
         let slot = &mut self.slots[id as usize];
         debug_assert!(slot.buffer.is_none() && slot.second.is_none(), "a request is freed with its buffer");

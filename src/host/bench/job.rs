@@ -1,5 +1,6 @@
 //! One thread of a benchmark: a host, and the jobs on its queues.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,6 +53,8 @@ pub(super) struct Job<P: Provider> {
     versions: u32,
     /// Operations that this thread may start.
     budget: u64,
+    /// Between two starts; zero: none.
+    interval: Duration,
 }
 
 impl<P: Provider> Job<P> {
@@ -106,6 +109,9 @@ impl<P: Provider> Job<P> {
             report: Report::default(),
             versions: 0,
             budget: bench.operations.map_or(u64::MAX, share),
+            interval: bench.rate.map_or(Duration::ZERO, |rate| {
+                Duration::from_secs_f64(f64::from(bench.jobs) / jobs.len() as f64 / rate.max(1) as f64)
+            }),
             bench: bench.clone(),
         })
     }
@@ -113,21 +119,26 @@ impl<P: Provider> Job<P> {
     pub(super) fn run(&mut self, progress: &Progress) -> Result<Report, HostError> {
         let started = Instant::now();
         let mut under_way = 0;
-        for token in 0..self.slots.len() {
-            under_way += usize::from(self.start(token));
-        }
+        let mut free: VecDeque<usize> = (0..self.slots.len()).collect();
+        let mut due = started;
         let mut stopping = false;
         let mut rounds = 0;
-        let mut last_work = Instant::now();
-        while under_way > 0 {
+        let mut last_work = started;
+        while under_way > 0 || (!stopping && !free.is_empty()) {
+            while let Some(token) = free.front().copied()
+                && (self.interval.is_zero() || due <= Instant::now())
+                && !stopping
+            {
+                free.pop_front();
+                due += self.interval;
+                under_way += usize::from(self.start(token));
+            }
             self.host.poll();
             let mut worked = false;
             while let Some(done) = self.host.next_done() {
                 worked = true;
-                let token = self.take(done, progress)?;
-                if stopping || !self.start(token) {
-                    under_way -= 1;
-                }
+                free.push_back(self.take(done, progress)?);
+                under_way -= 1;
             }
             rounds += 1;
             if worked && rounds % CLOCK_ROUNDS != 0 {
@@ -140,7 +151,7 @@ impl<P: Provider> Job<P> {
             stopping |= now - started >= self.bench.runtime || progress.stop.load(Ordering::Acquire);
             if worked {
                 last_work = now;
-            } else if now - last_work > SPIN {
+            } else if now - last_work > SPIN && self.interval.is_zero() {
                 self.host.wait(Duration::from_millis(100));
                 last_work = Instant::now();
             }

@@ -71,6 +71,8 @@ pub struct BenchOptions {
     pub runtime: Duration,
     /// Stop after so many operations, all jobs together; `None` = only by time.
     pub operations: Option<u64>,
+    /// Operations per second, all jobs together, evenly spaced; `None` = as many as go.
+    pub rate: Option<u64>,
     /// Bytes of the namespace to use, from its start; `None` = all.
     pub size: Option<u64>,
     /// Namespace.
@@ -91,6 +93,7 @@ impl Default for BenchOptions {
             threads: 1,
             runtime: Duration::from_secs(10),
             operations: None,
+            rate: None,
             size: None,
             nsid: 1,
             verify: false,

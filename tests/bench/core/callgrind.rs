@@ -49,8 +49,8 @@ const STAGES: [(&str, &str); 16] = [
 const ELSEWHERE: &str = "other";
 
 /// Operations of the shorter and of the longer run. The warm-up comes on top.
-const SHORT: u64 = 20_000;
-const LONG: u64 = 60_000;
+const SHORT: u64 = 10_000;
+const LONG: u64 = 30_000;
 
 /// Instructions per operation of a row of this very program.
 pub(crate) fn measure(row: &str, cpu: usize) -> Result<Stages, String> {

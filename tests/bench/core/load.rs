@@ -195,7 +195,7 @@ const SLOT_MASK: u16 = 0x3ff;
 
 /// 32 random bits, scaled to below `count`.
 fn scale(random: u64, count: u64) -> u64 {
-    (u128::from(random) * u128::from(count) >> 32) as u64
+    ((u128::from(random) * u128::from(count)) >> 32) as u64
 }
 
 fn thread_cpu() -> Duration {

@@ -3,6 +3,7 @@
 
 mod callgrind;
 mod cm;
+mod distance;
 mod gate;
 mod load;
 mod memory;
@@ -47,6 +48,13 @@ enum Command {
     },
     /// A file or device as a namespace, in fio's words; prints JSON
     Storage(storage::StorageArguments),
+    /// Cache line round trip between two CPUs; prints JSON
+    Distance {
+        #[arg(default_value_t = 0)]
+        one: usize,
+        #[arg(default_value_t = 1)]
+        other: usize,
+    },
     /// One row's instructions by stage, counted by callgrind; prints JSON
     Split { row: String },
     /// The instructions of all rows, against bounds and record
@@ -64,6 +72,9 @@ fn main() -> ExitCode {
     let result = match &arguments.command {
         Command::Core { row, operations } => core(row, *operations, arguments.cpu),
         Command::Storage(wanted) => storage::storage(wanted, arguments.cpu),
+        Command::Distance { one, other } => {
+            distance::distance(*one, *other).map(|ns| println!("{}", json!({ "round_trip_ns": ns })))
+        }
         Command::Split { row } => gate::split(row, arguments.cpu),
         Command::Gate { record, write } => gate::run(record, *write, arguments.cpu),
     };
@@ -78,7 +89,7 @@ fn main() -> ExitCode {
 
 fn core(row: &str, operations: u64, cpu: usize) -> Result<(), String> {
     let row = rows::find(row)?;
-    let plan = plan::Plan { end: End::Operations(operations), ..row.plan };
+    let plan = plan::Plan { end: End::Operations(operations), warmup: operations / 10, ..row.plan };
     let outcome = run::run(&plan, &Storage::Null, cpu, true)?;
     let ns = outcome.elapsed.as_nanos() as f64 / outcome.operations as f64;
     println!("{}", json!({ "row": row.name, "operations": outcome.operations, "ns": ns }));

@@ -64,7 +64,7 @@ fn backends(plan: &Plan, storage: &Storage) -> Result<Vec<Arc<dyn Backend>>, Str
 }
 
 /// Every thread from now on runs on this CPU.
-fn pin(cpu: usize) -> Result<(), String> {
+pub(crate) fn pin(cpu: usize) -> Result<(), String> {
     let mut set = CpuSet::new();
     set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|errno| format!("CPU {cpu}: {errno}"))
 }
