@@ -80,9 +80,9 @@ vm-test: vm-setup build
 vm-test-all: vm-setup build
 	python3 tests/vm/run --list all
 
-test: lint unit sim hostile bench-gate demo-test vm-test
+test: lint unit sim hostile demo-test vm-test
 
-test-all: lint unit sim hostile bench-gate demo-test vm-test-all
+test-all: lint unit sim hostile demo-test vm-test-all
 
 demo: build
 	sh tests/demo.sh
