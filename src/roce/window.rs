@@ -189,7 +189,7 @@ impl RetryTimer {
 
     /// How long the peer may be silent before one packet is sent again.
     fn probe_wait(&self) -> Duration {
-        let base = self.srtt.map_or(FIRST_PROBE, |srtt| srtt + (self.variance * 4).max(srtt / 2));
+        let base = self.srtt.map_or(FIRST_PROBE, |srtt| srtt + (self.variance * 4).max(srtt));
         base.max(MIN_PROBE).saturating_mul(1 << self.probes)
     }
 
@@ -211,7 +211,8 @@ const MIN_WAIT: Duration = Duration::from_millis(8);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// A probe after silence, before a round trip was measured.
 const FIRST_PROBE: Duration = Duration::from_millis(2);
-const MIN_PROBE: Duration = Duration::from_micros(200);
+/// As long as a busy process takes to get to its packets, often enough.
+const MIN_PROBE: Duration = Duration::from_micros(500);
 /// Without an ACK timeout.
 const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 const MIN_ROUND_TRIP: Duration = Duration::from_micros(200);

@@ -1,141 +1,19 @@
 //! Limits on the fake clock: hosts that always want more get what they are held to, to the command, and delay nobody.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::net::{Conditions, Machine, World, address_of};
-use super::{NQN, TARGET};
+use super::NQN;
+use super::hungry::{Hungry, Want, hostnqn};
 use crate::backend::Null;
-use crate::clock::Clock;
-use crate::host::{Command, Host, HostOptions, Op};
-use crate::rdma::soft::Soft;
-use crate::roce::Mtu;
-use crate::target::{Limits, NamespaceSpec, Options, SimTarget, SubsystemSpec, Target};
+use crate::host::Op;
+use crate::target::{Limits, NamespaceSpec, SubsystemSpec};
 
-/// A host with so many reads under way at all times.
-struct Hungry {
-    node: usize,
-    machine: Machine,
-    host: Host<Soft>,
-    nsid: u32,
-    blocks: u32,
-    depth: u64,
-    begun: u64,
-    /// When each was answered, and how long it took.
-    answered: Vec<(Duration, Duration)>,
-}
-
-impl Hungry {
-    fn new(world: &Arc<World>, node: usize, nsid: u32, depth: u64, blocks: u32) -> Self {
-        let machine = Machine::new(world, node, 1, Mtu::B4096, (node as u64, node as u64));
-        let options = HostOptions {
-            hostnqn: hostnqn(node),
-            hostid: [node as u8; 16],
-            io_queues: 1,
-            queue_depth: 64,
-            memory: 4 << 20,
-            source: Some(address_of(node)),
-            // A command that waits for its turn is not lost.
-            io_timeout: Duration::from_secs(60),
-            ..HostOptions::default()
-        };
-        let provider = Soft::simulated(machine.clone(), 1).expect("a provider");
-        let address = SocketAddr::new(address_of(TARGET), 4420);
-        let clock = Clock::Simulated(Arc::clone(world));
-        let host = Host::start_by(Arc::new(provider), address, NQN, options, clock).expect("a host");
-        Self { node, machine, host, nsid, blocks, depth, begun: 0, answered: Vec::new() }
-    }
-
-    fn turn(&mut self, world: &World) {
-        loop {
-            let mut worked = self.host.simulate();
-            while self.host.next_event().is_some() {}
-            while let Some(done) = self.host.next_done() {
-                assert_eq!(done.result, Ok(()), "host {}", self.node);
-                self.answered.push((world.now(), done.latency));
-                if let Some(buffer) = done.data {
-                    self.host.give_buffer(buffer);
-                }
-                worked = true;
-            }
-            assert!(self.host.failure().is_none(), "host {}: {:?}", self.node, self.host.failure());
-            while self.host.is_ready() && self.begun - (self.answered.len() as u64) < self.depth {
-                let data = self.host.take_buffer(self.blocks as usize * 512);
-                let slba = self.begun * 8 % 1024;
-                let command =
-                    Command { token: self.begun, op: Op::Read, nsid: self.nsid, slba, blocks: self.blocks, data };
-                assert!(self.host.submit(0, command).is_ok(), "room for its depth");
-                self.begun += 1;
-                worked = true;
-            }
-            if !worked && !world.net().has_mail(self.node) && !self.machine.take_wake() {
-                return;
-            }
-        }
-    }
-
-    /// Answers within a time.
-    fn count(&self, from: Duration, until: Duration) -> usize {
-        self.answered.iter().filter(|(at, _)| (from..until).contains(at)).count()
-    }
-
-    fn median_latency(&self) -> Duration {
-        let mut latencies: Vec<Duration> = self.answered.iter().map(|(_, latency)| *latency).collect();
-        latencies.sort_unstable();
-        latencies[latencies.len() / 2]
-    }
-}
-
-fn hostnqn(node: usize) -> String {
-    format!("nqn.2026-11.io.example:host{node}")
-}
-
-/// Hosts by namespace, depth and blocks, for so long.
+/// Reading hosts by namespace, depth and blocks, for so long.
 fn run(subsystem: SubsystemSpec, hosts: &[(u32, u64, u32)], lasting: Duration) -> Vec<Hungry> {
-    let conditions = Conditions {
-        loss: 0,
-        cm_loss: 0,
-        duplicate: 0,
-        reorder: 0,
-        corrupt: 0,
-        mark: 0,
-        delay: Duration::from_micros(100),
-        jitter: Duration::ZERO,
-        inbox: 4 << 20,
-        merge: false,
-    };
-    let world = World::new(1, hosts.len() + 1, conditions);
-    let machine = Machine::new(&world, TARGET, 1, Mtu::B4096, (77, 77));
-    let provider = Soft::simulated(machine, 1).expect("a provider");
-    let options = Options { reactors: 1, pool_size: 4 << 20, receive_slots: 1024, ..Options::default() };
-    let builder =
-        Target::builder().options(options).subsystem(subsystem).listen(SocketAddr::new(address_of(TARGET), 4420));
-    let mut target = SimTarget::start(builder, provider).expect("a target");
-    let mut hosts: Vec<Hungry> = (1..)
-        .zip(hosts)
-        .map(|(node, (nsid, depth, blocks))| Hungry::new(&world, node, *nsid, *depth, *blocks))
-        .collect();
-    let until = world.now() + lasting;
-    hosts.iter_mut().for_each(|host| host.turn(&world));
-    while world.now() < until {
-        let now = world.now();
-        world.net().deliver(now);
-        let rung = world.net().take_ring(TARGET);
-        if rung || target.next_timeout(now).is_some_and(|due| due <= now) {
-            target.turn(now);
-        }
-        for host in &mut hosts {
-            let rung = world.net().take_ring(host.node);
-            if rung || host.host.next_due().is_some_and(|due| due <= now) {
-                host.turn(&world);
-            }
-        }
-        let dues = hosts.iter().filter_map(|host| host.host.next_due());
-        let next = dues.chain(target.next_timeout(now)).chain(world.net().next_arrival()).min();
-        world.set_now(next.expect("something to happen").max(now));
-    }
-    hosts
+    let want = |(nsid, depth, blocks)| Want { op: Op::Read, nsid, depth, blocks };
+    let wants: Vec<Want> = hosts.iter().copied().map(want).collect();
+    super::hungry::run(subsystem, &wants, 4 << 20, lasting).hosts
 }
 
 fn subsystem() -> SubsystemSpec {

@@ -18,8 +18,12 @@
 //! Same seed, same run: nothing depends on the machine's clock, on addresses, or on the order of a hash map.
 
 mod coverage;
+#[cfg(test)]
+mod crowd;
 mod disk;
 mod driver;
+#[cfg(test)]
+mod hungry;
 #[cfg(test)]
 mod limits;
 mod model;
