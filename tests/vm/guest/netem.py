@@ -30,6 +30,10 @@ class Netem:
         if options:
             self._tc("qdisc", "add", "dev", self.ifb, "root", "netem", "limit", LIMIT, *options.split())
 
+    def change(self, options: str) -> None:
+        """As `set`, at once and with the counters going on, where netem is there already."""
+        self._tc("qdisc", "change", "dev", self.ifb, "root", "netem", "limit", LIMIT, *options.split())
+
     def counters(self) -> dict[str, int]:
         """packets (let through), drops"""
         (qdisc,) = json.loads(self._tc("-s", "-j", "qdisc", "show", "dev", self.ifb, "root"))
