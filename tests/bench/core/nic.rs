@@ -278,6 +278,9 @@ impl Endpoint for NullEndpoint {
                 count += 1;
             }
         }
+        if count == 0 && self.wire.plan.rests {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         count
     }
 

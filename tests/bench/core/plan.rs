@@ -49,6 +49,9 @@ pub(crate) struct Plan {
     /// Operations before the measurement starts.
     pub(crate) warmup: u64,
     pub(crate) end: End,
+    /// The NIC rests when it has nothing to report: before and after a run, spinning would cost instructions by chance. For
+    /// backends that answer at once, with which it never runs dry in between.
+    pub(crate) rests: bool,
     /// Take the time of each command.
     pub(crate) latency: bool,
 }
@@ -69,6 +72,7 @@ impl Plan {
             namespaces: 1,
             warmup: 20_000,
             end: End::Operations(2_000_000),
+            rests: true,
             latency: false,
         }
     }

@@ -57,6 +57,7 @@ pub(crate) fn storage(arguments: &StorageArguments, cpu: usize) -> Result<(), St
         batch: 64,
         warmup: 200,
         end: End::Time(Duration::from_secs_f64(arguments.runtime)),
+        rests: false,
         latency: true,
         ..Plan::new(kinds.clone())
     };
