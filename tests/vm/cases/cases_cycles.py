@@ -116,7 +116,7 @@ def fifty_resets_give_everything_back(lab):
     _resets(lab, 50)
 
 
-@case(list="all", timeout=1200)
+@case(providers=("verbs",), timeout=1200)
 def two_hundred_connects_give_everything_back(lab):
     _connects(lab, 200)
 

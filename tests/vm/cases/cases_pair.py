@@ -42,7 +42,7 @@ def counts_agree(pair, connections: int, controllers: int, queues: int, written:
     return figures
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
@@ -66,7 +66,7 @@ def two_kernel_hosts_use_separate_and_shared_namespaces_at_once(pair):
     counts_agree(pair, 6, 3, 6, {"disk1": 2 * size, "disk2": size})
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}], [{"size": size}]])
@@ -89,7 +89,7 @@ def terminated_under_fio_of_two_hosts_it_ends_in_2_s_and_both_verify(pair):
         at_least(f"bytes verified in guest {guest.name}", moved["read"], size)
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     """The far guest dies in the middle of its writes; two seconds later the near one connects as the same host."""
     size = 24 * MIB
@@ -120,7 +120,7 @@ def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     equal("checksum of the backing file", pair.call(pair.near, "backing_sha256", 60), before)
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
 def a_cable_that_is_pulled_for_20_s_is_survived(pair):
     size = 24 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}]])
@@ -147,7 +147,7 @@ WRITERS = {
 }
 
 
-@case(list="all", guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
 def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
     """Three hosts' writes at once, each on a file system of its own: with fsync, with O_DSYNC, and with fsync to a target that
     answers Flush without doing it. That one has to lose something, or the others prove nothing."""

@@ -1,4 +1,6 @@
-"""Which case runs where: kernels, providers and lists make groups, one boot for each group."""
+"""Which case runs where: kernels, providers and lists make groups, one boot for each group, two groups at a time."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 from cases import CASES
 from cases.registry import FARSIDE, NETWORKS, Case
@@ -12,24 +14,27 @@ PROVIDERS = ("verbs", "soft", "nvmet")
 MAIN_KERNEL = "6.12"
 #: topics that the software provider has passed often enough for every run; the others are in the list of everything
 PROVEN_ON_SOFT = ("backend", "cli", "host")
+#: topics whose cases run on the other kernels too
+ON_EVERY_KERNEL = ("cli",)
 
 
 def sessions(options) -> list[dict]:
     """Groups of work that share a boot."""
     groups = []
     for series in options.kernel or [MAIN_KERNEL, *(s for s in kernels.SERIES if s != MAIN_KERNEL)]:
-        wanted = options.list or ("full" if series == MAIN_KERNEL else "smoke")
         by_boot: dict = {}
         for case in CASES.values():
+            wanted = options.list or ("full" if series == MAIN_KERNEL or case.topic in ON_EVERY_KERNEL else "smoke")
             if not case.in_list(wanted) or not _selected(case, options.k):
                 continue
             for work in _settings(series, case, options):
                 if work.provider in case.providers:
-                    by_boot.setdefault((case.guests, case.append), []).append(work)
-        for (guests, append), work in sorted(by_boot.items(), key=lambda item: item[0]):
+                    by_boot.setdefault((case.guests, case.append, work.provider), []).append(work)
+        for (guests, append, _), work in sorted(by_boot.items(), key=lambda item: item[0]):
             work.sort(key=lambda one: (PROVIDERS.index(one.provider), NETWORKS.index(one.network)))
             groups.append({"series": series, "guests": guests, "append": append, "work": work})
-    return groups
+    # The longest first, so that the last ones end together.
+    return sorted(groups, key=lambda group: -sum(work.case.timeout for work in group["work"]))
 
 
 def _settings(series: str, case: Case, options) -> list[Work]:
@@ -57,26 +62,33 @@ def show(groups) -> None:
 
 
 def execute(groups, report: Report, options) -> None:
-    for group in groups:
-        series, work = group["series"], group["work"]
-        kernel = kernels.available(series)
-        missing = None if kernel else f"kernel {series} is not there: run tests/vm/setup"
-        binary = paths.farside_binary()
-        ready = []
-        for one in work:
-            why = missing
-            if one.provider in FARSIDE and not binary.exists():
-                why = why or f"farside is not built: cargo build --release ({binary.name} not found)"
-            why = why or programs.build(one.case.programs)
-            if why:
-                report.skip(series, one.setting, one.case.name, why)
-            else:
-                ready.append(one)
-        if not ready:
-            continue
-        if group["guests"] == 1:
-            Session(kernel, ready, report, group["append"], options.keep).run()
-        else:
-            from machine.pair import run_pair_cases
+    """Most cases wait more than they compute, so two guests, or two pairs of them, share the machine."""
+    runs = [run for run in (_prepare(group, report, options) for group in groups) if run]
+    with ThreadPoolExecutor(options.jobs) as lanes:
+        for done in [lanes.submit(run) for run in runs]:
+            done.result()
 
-            run_pair_cases(kernel, ready, report, options.keep)
+
+def _prepare(group, report: Report, options):
+    """A function that runs what of a group can run; the rest is reported as skipped."""
+    series, work = group["series"], group["work"]
+    kernel = kernels.available(series)
+    missing = None if kernel else f"kernel {series} is not there: run tests/vm/setup"
+    binary = paths.farside_binary()
+    ready = []
+    for one in work:
+        why = missing
+        if one.provider in FARSIDE and not binary.exists():
+            why = why or f"farside is not built: cargo build --release ({binary.name} not found)"
+        why = why or programs.build(one.case.programs)
+        if why:
+            report.skip(series, one.setting, one.case.name, why)
+        else:
+            ready.append(one)
+    if not ready:
+        return None
+    if group["guests"] == 1:
+        return Session(kernel, ready, report, group["append"], options.keep).run
+    from machine.pair import run_pair_cases
+
+    return lambda: run_pair_cases(kernel, ready, report, options.keep)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -17,33 +18,37 @@ class Report:
         self.counts = Counter()
         self.failed: list[str] = []
         self.skipped: list[str] = []
+        self._lock = threading.RLock()
 
     def passed(self, kernel: str, provider: str, name: str, seconds: float) -> None:
-        self._line("ok", kernel, provider, name, seconds)
+        with self._lock:
+            self._line("ok", kernel, provider, name, seconds)
 
     def skip(self, kernel: str, provider: str, name: str, why: str) -> None:
         """A skip says what is missing; in CI nothing may be missing, so it is a failure there."""
         if CI:
             self.fail(kernel, provider, name, 0, f"skipped, which CI does not allow: {why}", [], None)
             return
-        self._line("SKIP", kernel, provider, name, None)
-        print(f"       missing: {why}", flush=True)
-        self.skipped.append(f"{kernel} {provider} {name}: {why}")
+        with self._lock:
+            self._line("SKIP", kernel, provider, name, None)
+            print(f"       missing: {why}", flush=True)
+            self.skipped.append(f"{kernel} {provider} {name}: {why}")
 
     def fail(self, kernel, provider, name, seconds, message: str, extra: list[str], logs: Path | None) -> None:
         """`logs` is the folder that the guest shared; it is kept whole."""
-        self._line("FAIL", kernel, provider, name, seconds)
-        print(f"       {message[:600]}", flush=True)
-        self.failed.append(f"{kernel} {provider} {name}: {message[:200]}")
-        kept = paths.FAILURES / f"{kernel}-{provider.replace('/', '-')}-{name}"
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir(parents=True)
-        (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
-        if logs is not None and logs.exists():
-            shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
-        for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
-            print(f"       | {line[:200]}", flush=True)
-        print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
+        with self._lock:
+            self._line("FAIL", kernel, provider, name, seconds)
+            print(f"       {message[:600]}", flush=True)
+            self.failed.append(f"{kernel} {provider} {name}: {message[:200]}")
+            kept = paths.FAILURES / f"{kernel}-{provider.replace('/', '-')}-{name}"
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
+            if logs is not None and logs.exists():
+                shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
+            for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
+                print(f"       | {line[:200]}", flush=True)
+            print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
 
     def close(self) -> int:
         """Prints what failed again, then the closing line; returns the exit status."""
