@@ -276,3 +276,49 @@ fn metrics_and_status_count_what_a_host_does() {
     let gone = ask(&mut setup.client(), json!({"op": "disconnect", "host": host_nqn})).expect("disconnected");
     assert_eq!(gone["disconnected"], 1);
 }
+
+/// Secrets as the tools write them.
+const SECRETS: [&str; 2] = [
+    "DHHC-1:00:BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwfLJNij:",
+    "DHHC-1:00:CQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQlGwA0N:",
+];
+
+#[test]
+fn secrets_are_read_again_when_a_file_is_applied_and_taken_back_when_that_fails() {
+    let setup = Setup::start();
+    let mut client = setup.client();
+    let key = setup.path("host.key");
+    let write = |secret: &str| {
+        std::fs::write(&key, secret).expect("a file");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("nobody else's");
+    };
+    let host = "nqn.2014-08.org.example:h";
+    let table = format!("[[subsystem.host]]\nnqn = \"{host}\"\ndhchap_key = \"{}\"\n", key.display());
+    let asking = config_of(&mut client).replacen("[[subsystem.namespace]]", &(table + "[[subsystem.namespace]]"), 1);
+    let apply = |client: &mut Client, config: &str| ask(client, json!({"op": "apply", "config": config}));
+    let asked = || setup.manager.target().host_auth(NQN, host).expect("known").map(|auth| auth.key);
+    write(SECRETS[0]);
+    apply(&mut client, &asking).expect("applied");
+    assert_eq!(asked(), Some(SECRETS[0].parse().expect("a secret")));
+    assert_eq!(apply(&mut client, &asking).expect("applied")["changes"], json!([]));
+    write(SECRETS[1]);
+    // The change behind it fails: a file that somebody else has locked.
+    let locked = setup.path("locked.img");
+    std::fs::write(&locked, vec![0; 1 << 20]).expect("a file");
+    let other = farside::backend::BackendSpec::new(farside::backend::Source::File { path: locked.clone(), size: None });
+    let holder = farside::backend::open(&other).expect("held");
+    let more = format!(
+        "{asking}\n[[subsystem]]\nnqn = \"nqn.2024-01.io.example:more\"\n[[subsystem.namespace]]\nfile = \"{}\"\n",
+        locked.display()
+    );
+    apply(&mut client, &more).expect_err("refused");
+    assert_eq!(asked(), Some(SECRETS[0].parse().expect("a secret")));
+    drop(holder);
+    let changes = apply(&mut client, &asking).expect("applied");
+    assert_eq!(changes["changes"], json!([format!("~ host {host} of {NQN}: another secret")]));
+    assert_eq!(asked(), Some(SECRETS[1].parse().expect("a secret")));
+    write("DHHC-1:00:mistyped:");
+    let error = apply(&mut client, &asking).expect_err("no secret");
+    assert!(error.contains("host.key") && !error.contains("mistyped:"), "{error}");
+    assert_eq!(asked(), Some(SECRETS[1].parse().expect("a secret")));
+}

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::edit::edited;
-use super::plan::{Change, plan};
+use super::plan::{Change, plan, renewed};
 use super::protocol::{Failure, Request};
 use super::{metrics, report};
 use crate::backend::Source;
@@ -85,7 +85,7 @@ impl Manager {
             change => {
                 let mut running = self.lock();
                 match edited(&running, change)? {
-                    Some(wanted) => self.become_(&mut running, wanted, false),
+                    Some(wanted) => self.become_(&mut running, wanted, Vec::new(), false),
                     None => Err(Failure::new("request", "changes nothing", "")),
                 }
             }
@@ -99,12 +99,20 @@ impl Manager {
     fn apply(&self, text: &str, dry_run: bool) -> Result<Value, Failure> {
         let wanted = Config::parse_running(text, "file")?;
         let mut running = self.lock();
-        self.become_(&mut running, wanted, dry_run)
+        let renewed = renewed(&self.target, &running, &wanted)?;
+        self.become_(&mut running, wanted, renewed, dry_run)
     }
 
-    /// Makes the running configuration the wanted one, or leaves it as it is.
-    fn become_(&self, running: &mut Config, wanted: Config, dry_run: bool) -> Result<Value, Failure> {
-        let changes = plan(running, &wanted)?;
+    /// Makes the running configuration the wanted one, with `more` that the two do not show, or leaves it as it is.
+    fn become_(
+        &self,
+        running: &mut Config,
+        wanted: Config,
+        more: Vec<Change>,
+        dry_run: bool,
+    ) -> Result<Value, Failure> {
+        let mut changes = plan(running, &wanted)?;
+        changes.extend(more);
         let new: Vec<_> = changes.iter().filter_map(Change::addition).collect();
         let problems = wanted.check_additions("request", &new);
         if !problems.is_empty() {

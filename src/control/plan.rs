@@ -8,7 +8,7 @@ use crate::config::{
     Addition, AnaSpec, Bytes, Config, HostSpec, ListenAddress, NamespaceSpec, Options, ReferralSpec, SubsystemSpec,
     ana_state_name,
 };
-use crate::target::{Admission, AnaState, Limits, Target};
+use crate::target::{Admission, AnaState, HostAuth, Limits, Target};
 
 /// One step. [`Change::inverse`] takes it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub enum Change {
     AllowAnyHost(String, bool),
     /// What is asked of a host of the subsystem of this NQN, from the one to the other.
     Host(String, HostSpec, HostSpec),
+    /// Secrets of a host of the subsystem of this NQN whose files have other contents now, from these to those.
+    Secrets(String, String, Option<HostAuth>, Option<HostAuth>),
     /// ANA states of the subsystem of this NQN, from these to those.
     Ana(String, Vec<AnaSpec>, Vec<AnaSpec>),
     /// The ANA group of a namespace of the subsystem of this NQN, from the one to the other.
@@ -62,6 +64,7 @@ impl Change {
             Self::RemoveHost(nqn, host) => Self::AllowHost(nqn, host),
             Self::AllowAnyHost(nqn, allow) => Self::AllowAnyHost(nqn, !allow),
             Self::Host(nqn, from, to) => Self::Host(nqn, to, from),
+            Self::Secrets(nqn, host, from, to) => Self::Secrets(nqn, host, to, from),
             Self::Ana(nqn, from, to) => Self::Ana(nqn, to, from),
             Self::AnaGroup(nqn, nsid, from, to) => Self::AnaGroup(nqn, nsid, to, from),
             Self::NamespaceHosts(nqn, nsid, from, to) => Self::NamespaceHosts(nqn, nsid, to, from),
@@ -99,6 +102,7 @@ impl Change {
                 target.set_host_auth(nqn, &to.nqn, to.auth()?)?;
                 target.set_host_limits(nqn, &to.nqn, to.limits)?;
             }
+            Self::Secrets(nqn, host, _, to) => target.set_host_auth(nqn, host, to.clone())?,
             Self::NamespaceHosts(nqn, nsid, _, to) => target.set_namespace_hosts(nqn, *nsid, to.as_deref())?,
             Self::NamespaceLimits(nqn, nsid, _, to) => target.set_namespace_limits(nqn, *nsid, *to)?,
             Self::Admission(nqn, _, to) => target.set_admission(nqn, *to)?,
@@ -150,6 +154,7 @@ impl fmt::Display for Change {
                 }
                 f.write_str(if to.dhchap_key.is_none() { " no authentication" } else { " authentication" })
             }
+            Self::Secrets(nqn, host, ..) => write!(f, "~ host {host} of {nqn}: another secret"),
             Self::NamespaceHosts(nqn, nsid, _, None) => write!(f, "~ namespace {nsid} of {nqn}: all hosts see it"),
             Self::NamespaceHosts(nqn, nsid, _, Some(hosts)) => {
                 write!(f, "~ namespace {nsid} of {nqn}: hosts that see it: {}", hosts.join(", "))
@@ -265,10 +270,6 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     }
     // What is asked of a host holds from before it may connect until after it may not.
     let mut relaxed = Vec::new();
-    let rules = |subsystem: &SubsystemSpec, host: &str| {
-        let found = subsystem.host_specs.iter().find(|one| one.nqn == *host);
-        HostSpec { line: None, ..found.cloned().unwrap_or_else(|| HostSpec::new(host)) }
-    };
     let mut named: Vec<&String> = before.host_specs.iter().chain(&after.host_specs).map(|one| &one.nqn).collect();
     named.sort_unstable();
     named.dedup();
@@ -288,6 +289,34 @@ fn differ(before: &SubsystemSpec, after: &SubsystemSpec, gone: &mut Vec<Change>,
     let left = before.hosts.iter().filter(|host| !after.hosts.contains(host));
     come.extend(left.map(|host| Change::RemoveHost(nqn.clone(), host.clone())));
     come.append(&mut relaxed);
+}
+
+/// What a subsystem asks of a host, whatever its place in the file.
+fn rules(subsystem: &SubsystemSpec, host: &str) -> HostSpec {
+    let found = subsystem.host_specs.iter().find(|one| one.nqn == *host);
+    HostSpec { line: None, ..found.cloned().unwrap_or_else(|| HostSpec::new(host)) }
+}
+
+/// Secrets that lie in the same files as before and are not what the target asks for: the files were written since.
+///
+/// # Errors
+/// A file cannot be read, or holds no secret.
+pub(super) fn renewed(target: &Target, old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
+    let mut changes = Vec::new();
+    for after in &new.subsystems {
+        let Some(before) = old.subsystems.iter().find(|before| before.nqn == after.nqn) else { continue };
+        for host in &after.host_specs {
+            let wanted = rules(after, &host.nqn);
+            if wanted.dhchap_key.is_none() || wanted != rules(before, &host.nqn) {
+                continue;
+            }
+            let (from, to) = (target.host_auth(&after.nqn, &host.nqn)?, host.auth()?);
+            if from != to {
+                changes.push(Change::Secrets(after.nqn.clone(), host.nqn.clone(), from, to));
+            }
+        }
+    }
+    Ok(changes)
 }
 
 /// Places in a file do not matter, and what can change while it is served.

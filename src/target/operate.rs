@@ -172,6 +172,15 @@ impl Target {
         self.registry(host, |registry| registry.set_host_auth(id, host, auth.clone()))
     }
 
+    /// What is asked of a host; `None` when it need not prove who it is.
+    ///
+    /// # Errors
+    /// The subsystem is not served, or the host's NQN breaks a rule.
+    pub fn host_auth(&self, nqn: &str, host: &str) -> Result<Option<HostAuth>, TargetError> {
+        let id = self.subsystem(nqn)?;
+        self.registry(host, |registry| registry.host_auth(id, host).map(Option::<&HostAuth>::cloned))
+    }
+
     /// Says which hosts see a namespace; `None` = all of the subsystem. Returns when that holds and, where a host may see it no
     /// more, the commands in progress on it have ended.
     ///

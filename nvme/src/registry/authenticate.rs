@@ -33,6 +33,15 @@ impl Registry {
         Ok(())
     }
 
+    /// What is asked of a host; `None` when it need not prove who it is.
+    ///
+    /// # Errors
+    /// There is no such subsystem, or the NQN breaks a rule.
+    pub fn host_auth(&self, id: SubsystemId, host: &str) -> Result<Option<&HostAuth>, ConfigError> {
+        let subsystem = self.subsystems.get(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        Ok(subsystem.auth.get(&host_nqn(host)?))
+    }
+
     /// Whether commands of a queue are taken: it need not be authenticated, or is.
     #[must_use]
     pub fn is_authenticated(&self, ctrl: ControllerId, qid: u16) -> bool {
