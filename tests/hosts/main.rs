@@ -177,6 +177,9 @@ mod soft {
 /// What only the in-process provider can be made to do.
 mod local_faults;
 
+/// What takes real time, on the software stack.
+mod neighbours;
+
 /// `FIELD-REPORTS.md` names tests; each of them exists.
 #[test]
 fn every_test_that_the_table_names_exists() {

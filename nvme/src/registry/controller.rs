@@ -214,12 +214,13 @@ impl Controller {
         }
     }
 
-    /// When it expires if nothing more is heard of it.
+    /// When it expires if nothing more is heard of it. While its host proves itself, on whatever queue, that has a time of its own:
+    /// the host is silent while it computes, and the Linux host sends no Keep Alive before all of its queues are there.
     pub(crate) fn deadline(&self, config: &RegistryConfig) -> Option<Duration> {
         if self.dying {
             return None;
         }
-        let silence = self.patience(config).map(|patience| self.last_activity.saturating_add(patience));
-        silence.into_iter().chain(self.authentication_deadline()).min()
+        self.authentication_deadline()
+            .or_else(|| self.patience(config).map(|patience| self.last_activity.saturating_add(patience)))
     }
 }

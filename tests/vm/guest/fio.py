@@ -1,11 +1,12 @@
 """fio with verification. fio ends with status 0 after doing nothing at all, so every run's byte counts are checked."""
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
 from guest import shell
-from guest.shell import Failed, at_least, equal, run
+from guest.shell import Failed, at_least, equal, run, true
 
 KIB, MIB = 2**10, 2**20
 
@@ -100,6 +101,24 @@ class Running:
             self.process.wait(30 * shell.patience)
         except subprocess.TimeoutExpired:
             raise Failed(f"fio {self.name} did not end within 30 s of SIGKILL") from None
+
+
+def verified_load(lab, disk: str, name="load", size=32 * MIB, **more) -> Running:
+    """Writes that are read back and compared all the time, until the case ends them."""
+    options = {"rw": "randwrite", "bs": "4k", "size": size, "iodepth": 8, "verify": "crc32c", "verify_backlog": 256}
+    load = Running(name, filename=disk, do_verify=1, time_based=1, runtime=300, **options, **more)
+    lab.undo(load.stop)
+    return load
+
+
+def ended_well(load: Running) -> None:
+    """Ends a load as an operator would, and looks at what it found."""
+    true("fio still runs", load.running())
+    load.process.send_signal(signal.SIGINT)
+    done = load.wait(60, status=None)
+    equal("errors of fio", done.errors(), 0)
+    at_least("bytes that it wrote", done.bytes("write"), MIB)
+    at_least("bytes that it read back", done.bytes("read"), MIB)
 
 
 def _output() -> Path:

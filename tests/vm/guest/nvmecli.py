@@ -68,6 +68,21 @@ class Controller:
                     return name
         return None
 
+    def path(self, nsid: int = 1) -> Path | None:
+        """sysfs of a namespace's path through this controller, where multipath is on."""
+        found = (path for path in self.sysfs.glob("nvme*c*n*") if read(path / "nsid") == str(nsid))
+        return next(found, None)
+
+    def ana_state(self, nsid: int = 1) -> str:
+        path = self.path(nsid)
+        return read(path / "ana_state") if path else ""
+
+    def path_ios(self, nsid: int = 1) -> int:
+        """Reads and writes that went by this path."""
+        path = self.path(nsid)
+        fields = read(path / "stat").split() if path else [0] * 5
+        return int(fields[0]) + int(fields[4])
+
     def generic(self, nsid: int = 1) -> str:
         """The character device of a namespace, /dev/ng0n1."""
         return self.disk(nsid).replace("/dev/nvme", "/dev/ng")
@@ -125,10 +140,15 @@ def connect(nqn: str, address: str, port: int = 4420, io_queues=2, timeout=30.0,
 def connect_without_tools(nqn: str, address: str, like: Controller, port: int = 4420, io_queues=2) -> Controller:
     """Connects as the host that another controller belongs to. nvme-cli opens every disk of the host before it connects,
     and waits for those that udev holds while they stall."""
+    who = (like.attribute("hostnqn"), like.attribute("hostid"))
+    return connect_as(*who, nqn, address, port, nr_io_queues=io_queues)
+
+
+def connect_as(hostnqn: str, hostid: str, nqn: str, address: str, port: int = 4420, **words) -> Controller:
+    """Connects as any host, also as a second one, which nvme-cli would not."""
     words = {
-        "nqn": nqn, "transport": "rdma", "traddr": address, "trsvcid": port, "nr_io_queues": io_queues,
-        "hostnqn": like.attribute("hostnqn"), "hostid": like.attribute("hostid"),
-    }  # fmt: skip
+        "nqn": nqn, "transport": "rdma", "traddr": address, "trsvcid": port, "hostnqn": hostnqn, "hostid": hostid,
+    } | words  # fmt: skip
     try:
         with open("/dev/nvme-fabrics", "r+b", buffering=0) as fabrics:
             fabrics.write(",".join(f"{key}={value}" for key, value in words.items()).encode())

@@ -173,6 +173,30 @@ fn host_that_takes_too_long_loses_its_controller() {
 }
 
 #[test]
+fn keep_alive_waits_while_a_host_computes() {
+    let mut bench = bench();
+    let ctrl = bench.dial(Dial { kato: 5000, ..Dial::admin() }).unwrap().ctrl;
+    let connected = bench.now;
+    bench.message_in(ctrl, 0, &negotiate(&[1], &[0]));
+    let silent = |bench: &mut Bench, lasting| {
+        bench.now = connected + lasting;
+        let now = bench.now;
+        bench.registry.handle_timeout(now, &|_| None);
+        bench.events()
+    };
+    assert_eq!(silent(&mut bench, 60 * SECOND), []);
+    assert!(bench.authenticate(ctrl, 0, 0, 1));
+    bench.enable(ctrl);
+    let io = bench.io_queue(ctrl, 1).unwrap();
+    assert!(io.authenticate);
+    assert_eq!(silent(&mut bench, 150 * SECOND), [], "nor on an I/O queue");
+    assert!(bench.authenticate(ctrl, 1, 0, 1));
+    assert_eq!(silent(&mut bench, 159 * SECOND), []);
+    let expired = Event::Kill { ctrl, reason: KillReason::KeepAliveExpired };
+    assert_eq!(silent(&mut bench, 161 * SECOND), [expired]);
+}
+
+#[test]
 fn secrets_change_while_hosts_are_connected() {
     let mut bench = bench();
     let ctrl = bench.dial(Dial::admin()).unwrap().ctrl;
