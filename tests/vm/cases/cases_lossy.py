@@ -16,6 +16,12 @@ from guest.target import NQN, Subsystem
 PATIENT = {"reconnect_delay": 1, "ctrl_loss_tmo": -1, "keep_alive_tmo": 30}
 SIZE = 16 * MIB
 ALLOW = (*RECONNECT, (r"nvme_fabrics: ctrl_loss_tmo < 0 will reconnect forever", "the case asks for that"))
+#: the connection went while the host was setting it up; 880 is its own host path error (370h)
+CUT_SHORT = (
+    (r"nvme nvme\d+: Identify namespace failed \(880\)", "lost with the connection"),
+    (r"nvme nvme\d+: Identify Descriptors failed \(nsid=1, status=0xfffffffc\)", "lost with the connection"),
+    (r"nvme nvme\d+: Failed to configure AEN", "lost with the connection"),
+)
 
 
 class Wire:
@@ -45,7 +51,9 @@ def a_packet_in_a_thousand_lost_to_a_kernel_host_is_no_io_error(lab):
     target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
     controller = lab.connect(target, io_queues=1, **PATIENT)
     disk = controller.disk()
-    load = {"filename": disk, "rw": "randread", "bs": 4 * KIB, "iodepth": 32, "time_based": 1, "runtime": 10}
+    # Not io_uring: what it submits while the host has no path comes back as EAGAIN from the host's own block layer, and rxe loses
+    # its queue pair, and with it the path, at its first retransmission. libaio waits, and sees errors of the target just as well.
+    load = {"filename": disk, "rw": "randread", "bs": 4 * KIB, "iodepth": 32, "time_based": 1, "runtime": 10, "ioengine": "libaio"}
     speeds = []
     for options in ("", "loss 0.1%"):
         wire.set(options)
@@ -62,7 +70,7 @@ def a_packet_in_a_thousand_lost_to_a_kernel_host_is_no_io_error(lab):
     print(f"target: {target.counters()}", flush=True)
 
 
-@case(list="all", providers=("soft",), timeout=400, allow=ALLOW)
+@case(list="all", providers=("soft",), timeout=400, allow=ALLOW + CUT_SHORT)
 def loss_to_a_kernel_host_makes_no_byte_wrong_and_we_never_give_up(lab):
     wire = Wire(lab)
     namespace = lab.namespace(size=SIZE)
@@ -71,7 +79,7 @@ def loss_to_a_kernel_host_makes_no_byte_wrong_and_we_never_give_up(lab):
     disk = controller.disk()
     for options in ("loss 1%", "loss 5%"):
         wire.set(options)
-        job = Running("load", filename=disk, rw="randwrite", bs=16 * KIB, size=SIZE, iodepth=8, verify="crc32c")
+        job = Running("load", filename=disk, rw="randwrite", bs=16 * KIB, size=SIZE, iodepth=8, verify="crc32c", ioengine="libaio")
         lab.undo(job.stop)
         try:
             job.process.wait(40)

@@ -4,7 +4,6 @@ Target and host are the software provider in two name spaces; netem acts on what
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from cases.registry import case
 from guest import network, shell
@@ -43,11 +42,6 @@ class Ends:
     def netem(self, options: str) -> None:
         for arrival in self.arrivals:
             arrival.set(options)
-
-    def change(self, options: str) -> None:
-        """At both ends at the same moment."""
-        with ThreadPoolExecutor() as both:
-            list(both.map(lambda arrival: arrival.change(options), self.arrivals))
 
     def drops(self) -> int:
         """Packets that netem dropped so far, at both ends; at each at least one."""
@@ -135,13 +129,17 @@ def a_blackhole_of_5_s_heals(lab):
     ends.netem("loss 0%")
     run = ends.start(*LOADS[0], 15, keep_alive=20)
     eventually("the load runs", lambda: ends.connections() == before + CONNECTIONS, 10, 0.5)
+    switches = [arrival.switch() for arrival in ends.arrivals]
     time.sleep(3)
     begun = time.monotonic()
-    ends.change("loss 100%")
-    time.sleep(5)
-    ends.change("loss 0%")
+    for options, seconds in (("loss 100%", 5), ("loss 0%", 0)):
+        for switch in switches:
+            switch.change(options)
+        time.sleep(seconds)
     lasted = time.monotonic() - begun
-    print(f"the blackhole lasted 5 s to {lasted:.2f} s", flush=True)
+    for switch in switches:
+        switch.close()
+    print(f"the blackhole lasted {lasted:.2f} s", flush=True)
     at_most("seconds that the blackhole lasted", lasted, RETRY_BUDGET - 0.6)
     ends.drops()
     done = checked(run)

@@ -5,8 +5,9 @@ for many packets (UDP_SEGMENT), which netem would lose as a whole, but what arri
 """
 
 import json
+import subprocess
 
-from guest.shell import modprobe, run, sh
+from guest.shell import equal, modprobe, run, sh
 
 #: packets that netem may hold: more than any delay or rate here needs
 LIMIT = 20000
@@ -30,9 +31,9 @@ class Netem:
         if options:
             self._tc("qdisc", "add", "dev", self.ifb, "root", "netem", "limit", LIMIT, *options.split())
 
-    def change(self, options: str) -> None:
-        """As `set`, at once and with the counters going on, where netem is there already."""
-        self._tc("qdisc", "change", "dev", self.ifb, "root", "netem", "limit", LIMIT, *options.split())
+    def switch(self) -> "Switch":
+        """For changes that act at once, with the counters going on; netem is there already."""
+        return Switch(self)
 
     def counters(self) -> dict[str, int]:
         """packets (let through), drops"""
@@ -45,3 +46,22 @@ class Netem:
 
     def _tc(self, *argv) -> str:
         return sh("tc", *argv, netns=self.netns)
+
+
+class Switch:
+    """A tc that waits for its next line: to start one takes an emulated machine more than a second."""
+
+    def __init__(self, netem: Netem):
+        self.netem = netem
+        words = ["tc", "-batch", "-"]
+        if netem.netns:
+            words = ["ip", "netns", "exec", netem.netns, *words]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+
+    def change(self, options: str) -> None:
+        self.process.stdin.write(f"qdisc change dev {self.netem.ifb} root netem limit {LIMIT} {options}\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        equal("exit status of tc", self.process.wait(10), 0)
