@@ -58,15 +58,15 @@ def distance() -> dict:
     return {"round_trip_ns": round(round_trip), "distance": "far" if round_trip > FAR else "near"}
 
 
-def alternating(run, part: str, rows, targets: dict, rounds: int) -> None:
-    """Every row by every target in turn, `rounds` times, with the distance of the CPUs before and after each. `targets`: name
-    -> function of the row that measures it."""
+def alternating(run, part: str, rows, targets: dict, rounds: int, crosses: bool) -> None:
+    """Every row by every target in turn, `rounds` times; for what crosses CPUs with their distance before and after each.
+    `targets`: name -> function of the row that measures it."""
     for turn in range(rounds):
         for row in rows:
             for target, function in targets.items():
-                before = distance()
+                before = distance() if crosses else {}
                 sample = function(row)
-                after = distance()
+                after = distance() if crosses else {}
                 same = before.get("distance") == after.get("distance")
                 where = before.get("distance", "one") if same else "moved"
                 run.add(part, row["name"], target, turn, where, sample)

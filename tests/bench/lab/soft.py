@@ -72,4 +72,4 @@ def measure(run, options) -> None:
             report = load(row, options.seconds)
             return sample_of(report, cpu_seconds(target.pid) - before)
 
-    alternating(run, "soft", ROWS, {"farside": by_farside}, options.rounds)
+    alternating(run, "soft", ROWS, {"farside": by_farside}, options.rounds, crosses=True)

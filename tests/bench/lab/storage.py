@@ -44,7 +44,7 @@ def measure(run, options) -> None:
         )  # fmt: skip
 
     try:
-        alternating(run, "storage", ROWS, {"fio": by_fio, "farside": by_farside}, options.rounds)
+        alternating(run, "storage", ROWS, {"fio": by_fio, "farside": by_farside}, options.rounds, crosses=False)
     finally:
         if made:
             made.unlink()
