@@ -50,7 +50,7 @@ const ELSEWHERE: &str = "other";
 
 /// Operations of the shorter and of the longer run. The warm-up comes on top.
 const SHORT: u64 = 10_000;
-const LONG: u64 = 30_000;
+const LONG: u64 = 100_000;
 
 /// Instructions per operation of a row of this very program.
 pub(crate) fn measure(row: &str, cpu: usize) -> Result<Stages, String> {
