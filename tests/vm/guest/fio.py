@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from guest import shell
@@ -72,7 +73,7 @@ class Running:
     """A job that runs while something else happens."""
 
     def __init__(self, name: str, **options):
-        self.name, self.output = name, _output()
+        self.name, self.output, self.begun = name, _output(), time.monotonic()
         self.process = subprocess.Popen(
             arguments(name, self.output, **options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -113,6 +114,8 @@ def verified_load(lab, disk: str, name="load", size=32 * MIB, **more) -> Running
 
 def ended_well(load: Running) -> None:
     """Ends a load as an operator would, and looks at what it found."""
+    # Before its jobs have begun it would end without a word.
+    time.sleep(max(0.0, load.begun + 10 * shell.patience - time.monotonic()))
     true("fio still runs", load.running())
     load.process.send_signal(signal.SIGINT)
     done = load.wait(60, status=None)

@@ -1,6 +1,8 @@
 """The kernel host through nvme-cli and sysfs. Nothing here believes an exit status alone: answers are parsed."""
 
+import errno
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,17 @@ class Controller:
         nvme("reset", self.device, timeout=timeout)
         eventually(f"{self.name} is live after a reset", self.live, timeout)
         return time.monotonic() - begun
+
+    def begin_reset(self) -> None:
+        """Resets the controller when there may be nobody to connect to again: that is an error of the write, not ours."""
+        attribute = os.open(self.sysfs / "reset_controller", os.O_WRONLY)
+        try:
+            os.write(attribute, b"1")
+        except OSError as error:
+            if error.errno != errno.ENETRESET:
+                raise Failed(f"reset of {self.name}: {error.strerror}") from None
+        finally:
+            os.close(attribute)
 
     def disconnect(self, timeout=15.0) -> None:
         said = nvme("disconnect", "-d", self.name, timeout=timeout)
