@@ -36,6 +36,7 @@ build: toolchain libraries
 lint: toolchain libraries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --locked --test tables
 
 unit: toolchain libraries
 	cargo test --workspace --locked

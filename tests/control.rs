@@ -254,9 +254,12 @@ fn metrics_and_status_count_what_a_host_does() {
         .expect("an endpoint");
     let mut host = setup.host(NQN);
     let disk = host.namespace(1).expect("its namespace");
+    ask(&mut setup.client(), json!({"op": "histograms", "on": true})).expect("on");
+    assert!(setup.manager.target().turns(Duration::from_secs(20)), "the reactors know");
     for _ in 0..3 {
         host.write_at(&disk, 0, &[1; 4096]).expect("written");
     }
+    assert!(config_of(&mut setup.client()).contains("histograms = true"), "it is saved");
     let get = |path: &str| {
         let mut stream = TcpStream::connect(metrics.address()).expect("connected");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
@@ -268,6 +271,16 @@ fn metrics_and_status_count_what_a_host_does() {
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     assert!(text.contains(&format!("farside_namespace_writes_total{{nqn=\"{NQN}\",nsid=\"1\"}} 3\n")), "{text}");
     assert!(text.contains("\nfarside_controllers 1\n"), "{text}");
+    let bucket = format!(
+        "farside_namespace_latency_seconds_bucket{{nqn=\"{NQN}\",nsid=\"1\",stage=\"backend\",le=\"+Inf\"}} 3\n"
+    );
+    assert!(text.contains(&bucket), "{text}");
+    assert!(text.contains(",stage=\"total\",quantile=\"0.99\"} "), "{text}");
+    assert!(text.contains("farside_queues_ended_total{cause=\"keep_alive_expired\"} 0\n"), "{text}");
+    let latency = ask(&mut setup.client(), json!({"op": "latency"})).expect("told");
+    assert_eq!(latency["namespaces"][0]["stages"]["backend"]["count"], 3, "{latency}");
+    let queues: Vec<_> = latency["queues"].as_array().expect("a list").iter().map(|one| one["qid"].as_u64()).collect();
+    assert!(queues.contains(&Some(1)), "{latency}");
     assert!(get("/").starts_with("HTTP/1.1 404"));
     let status = ask(&mut setup.client(), json!({"op": "status"})).expect("told");
     assert_eq!(status["controllers"][0]["subnqn"], NQN);
@@ -275,6 +288,17 @@ fn metrics_and_status_count_what_a_host_does() {
     let host_nqn = status["controllers"][0]["hostnqn"].as_str().expect("a name").to_owned();
     let gone = ask(&mut setup.client(), json!({"op": "disconnect", "host": host_nqn})).expect("disconnected");
     assert_eq!(gone["disconnected"], 1);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = ask(&mut setup.client(), json!({"op": "status"})).expect("told");
+        let end = &status["disconnects"][0];
+        if end["cause"] == "operator" && status["counters"]["queues_ended"]["operator"] == end["queues"] {
+            assert_eq!((&end["subnqn"], &end["hostnqn"]), (&json!(NQN), &json!(host_nqn)));
+            break;
+        }
+        assert!(Instant::now() < deadline, "{status}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Secrets as the tools write them.

@@ -27,6 +27,13 @@ enum What {
     Status,
     /// The metrics, in Prometheus' text format
     Metrics,
+    /// How long commands took, by stage: for each namespace, host and connected queue
+    Latency,
+    /// Keep histograms of how long commands take, or not
+    Histograms {
+        /// on or off
+        on: Switch,
+    },
     /// The running configuration, as a file would say it
     Config,
     /// Make the running target what a configuration file says, and show the difference
@@ -197,6 +204,8 @@ impl What {
         Ok(match self {
             Self::Status => Request::Status,
             Self::Metrics => Request::Metrics,
+            Self::Latency => Request::Latency,
+            Self::Histograms { on } => Request::Histograms { on: matches!(on, Switch::On) },
             Self::Config => Request::Config,
             Self::Apply { file, dry_run } => {
                 let name = file.display().to_string();
@@ -264,6 +273,7 @@ fn object<const N: usize>(keys: [(&str, Value); N]) -> Map<String, Value> {
 fn text(request: &Request, answer: &Value) -> String {
     match (request, answer) {
         (Request::Status, answer) => status(answer),
+        (Request::Latency, answer) => latency(answer),
         (_, Value::String(text)) => text.clone(),
         (Request::Apply { .. }, answer) if items(answer, "changes").is_empty() => "nothing changes\n".into(),
         (_, answer) if answer.get("changes").is_some() => {
@@ -328,6 +338,53 @@ fn status(answer: &Value) -> String {
             if one["dying"] == true { ", ending" } else { "" }
         );
     }
+    for one in items(answer, "disconnects") {
+        let whose = match one["cntlid"].as_u64() {
+            Some(cntlid) => format!("controller {cntlid} of {}, host {}", word(&one["subnqn"]), word(&one["hostnqn"])),
+            None => "no controller".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "ended      {} s ago: {whose}, {} queues, from {}: {}",
+            number(one, "ago_seconds"),
+            number(one, "queues"),
+            word(&one["peer"]),
+            word(&one["detail"])
+        );
+    }
+    text
+}
+
+/// A line per stage of each.
+fn latency(answer: &Value) -> String {
+    let mut text = String::new();
+    if answer["on"] != true {
+        text += "histograms are off: farside ctl histograms on\n";
+    }
+    let mut lines = |what: String, one: &Value| {
+        for (stage, times) in one["stages"].as_object().into_iter().flatten() {
+            let time = |key: &str| times[key].as_f64().unwrap_or(0.0);
+            let _ = writeln!(
+                text,
+                "{what} {stage:14} {:>10} commands, mean {:.1} us, 50% {:.1}, 99% {:.1}, 99.9% {:.1}, max {:.1}",
+                times["count"],
+                time("mean"),
+                time("p50"),
+                time("p99"),
+                time("p999"),
+                time("max")
+            );
+        }
+    };
+    for one in items(answer, "namespaces") {
+        lines(format!("namespace {} of {}:", one["nsid"], word(&one["nqn"])), one);
+    }
+    for one in items(answer, "hosts") {
+        lines(format!("host {}:", word(&one["hostnqn"])), one);
+    }
+    for one in items(answer, "queues") {
+        lines(format!("queue {} of controller {} of {}:", one["qid"], one["cntlid"], word(&one["subnqn"])), one);
+    }
     text
 }
 
@@ -381,13 +438,17 @@ mod tests {
             "subsystems": [{"nqn": "nqn.x", "allow_any_host": false, "hosts": ["h"], "namespaces":
                 [{"nsid": 2, "backend": "null", "blocks": 8, "block_size": 512, "read_only": true, "reads": 3}]}],
             "controllers": [{"subnqn": "nqn.x", "cntlid": 4, "hostnqn": "h", "queues": [{}, {}], "dying": false}],
+            "disconnects": [{"ago_seconds": 7, "peer": "192.0.2.8:1", "hostnqn": "h", "subnqn": "nqn.x", "cntlid": 3,
+                "queues": 2, "detail": "the connection was lost"}, {"ago_seconds": 9, "queues": 1}],
         }));
         assert_eq!(
             shown,
             "farside 1, provider soft, up 5 s, listening on 192.0.2.1:4420\n\
              subsystem  nqn.x (1 hosts)\n\
              \x20 namespace 2: null, 8 blocks of 512 B, read-only; 3 reads, 0 writes, 0 errors\n\
-             controller 4 of nqn.x: host h, 2 queues\n"
+             controller 4 of nqn.x: host h, 2 queues\n\
+             ended      7 s ago: controller 3 of nqn.x, host h, 2 queues, from 192.0.2.8:1: the connection was lost\n\
+             ended      9 s ago: no controller, 1 queues, from : \n"
         );
     }
 }

@@ -324,6 +324,8 @@ pub struct Options {
     pub receive_slots: u32,
     /// Spin instead of sleeping.
     pub poll: bool,
+    /// Keep histograms of how long commands take.
+    pub histograms: bool,
     /// Answer with SEND with invalidate where the host asks for it.
     pub remote_invalidate: bool,
     /// Controller identifiers to give out.
@@ -360,6 +362,7 @@ impl Default for Options {
             pool_size: 64 << 20,
             receive_slots: 4096,
             poll: false,
+            histograms: false,
             remote_invalidate: true,
             cntlid: CNTLID_MIN..=CNTLID_MAX,
             connect_timeout: 30_000,
@@ -407,6 +410,7 @@ impl From<&Options> for target::Options {
             receive_slots: options.receive_slots,
             remote_invalidate: options.remote_invalidate,
             poll: options.poll,
+            histograms: options.histograms,
             cntlid: (*options.cntlid.start(), *options.cntlid.end()),
             connect_timeout: Duration::from_millis(options.connect_timeout.into()),
             keep_alive_granularity: Duration::from_millis(options.keep_alive_granularity.into()),

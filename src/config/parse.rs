@@ -511,6 +511,7 @@ fn read_options(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Pr
         folder.value.into()
     });
     set_flag(&mut options.poll, section.bool("poll", problems));
+    set_flag(&mut options.histograms, section.bool("histograms", problems));
     set_flag(&mut options.remote_invalidate, section.bool("remote_invalidate", problems));
     set_flag(&mut options.raw_headers, section.bool("raw_headers", problems));
     set(&mut options.connect_timeout, section.number("connect_timeout", 1000..600_001, problems));

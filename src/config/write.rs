@@ -243,6 +243,7 @@ fn options(options: &Options) -> Table {
     }
     for (key, set, default) in [
         ("poll", options.poll, default.poll),
+        ("histograms", options.histograms, default.histograms),
         ("remote_invalidate", options.remote_invalidate, default.remote_invalidate),
         ("raw_headers", options.raw_headers, default.raw_headers),
         ("subsystem_reset", options.subsystem_reset, default.subsystem_reset),
@@ -380,6 +381,7 @@ mdts = "128K"
 pool_size = "32M"
 receive_slots = 512
 poll = true
+histograms = true
 remote_invalidate = false
 raw_headers = true
 subsystem_reset = true

@@ -59,7 +59,7 @@ impl Manager {
 
     /// The metrics as text.
     pub fn metrics(&self) -> String {
-        metrics::text(&self.target.status(), &self.target.counters())
+        metrics::text(&self.target.status(), &self.target.counters(), &self.target.latency())
     }
 
     /// Carries a request out.
@@ -71,9 +71,18 @@ impl Manager {
             Request::Status => {
                 let served = self.target.served();
                 let (status, counters) = (self.target.status(), self.target.counters());
-                Ok(report::status(&status, &counters, served.provider, self.started.elapsed()))
+                let mut report = report::status(&status, &counters, served.provider, self.started.elapsed());
+                report["disconnects"] = report::disconnects(&self.target.disconnects());
+                Ok(report)
             }
             Request::Metrics => Ok(self.metrics().into()),
+            Request::Latency => Ok(report::latency(&self.target.latency())),
+            Request::Histograms { on } => {
+                let mut running = self.lock();
+                self.target.set_histograms(*on);
+                running.options.histograms = *on;
+                Ok(json!({ "histograms": on }))
+            }
             Request::Config => Ok(self.lock().to_toml().into()),
             Request::Apply { config, dry_run } => self.apply(config, *dry_run),
             Request::Save { path } => self.save(path.as_deref()),
@@ -123,6 +132,7 @@ impl Manager {
             if wanted.options.log != running.options.log {
                 self.set_log(&wanted.options.log)?;
             }
+            self.target.set_histograms(wanted.options.histograms);
             *running = wanted;
         }
         Ok(json!({ "changes": changes.iter().map(ToString::to_string).collect::<Vec<_>>() }))

@@ -10,13 +10,13 @@ use tiny_http::{Header, Method, Response, Server};
 
 use super::manager::Manager;
 use super::protocol::Failure;
-use crate::target::{Counters, IoTotals, Status};
+use crate::target::{Cause, Counters, IoTotals, Latencies, Latency, LatencyReport, Stage, Status};
 
 /// The type that scrapers expect.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The metrics as text.
-pub(super) fn text(status: &Status, counters: &Counters) -> String {
+pub(super) fn text(status: &Status, counters: &Counters, latency: &LatencyReport) -> String {
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, u64)]| {
         let _ = writeln!(text, "# HELP farside_{name} {help}\n# TYPE farside_{name} {kind}");
@@ -34,6 +34,9 @@ pub(super) fn text(status: &Status, counters: &Counters) -> String {
     one("commands", "gauge", "Commands under way.", counters.requests as u64);
     one("pool_used_bytes", "gauge", "Data buffers and receive pages in use.", counters.pool_used as u64);
     one("receive_slots_used", "gauge", "Receive slots in use.", counters.slots_used as u64);
+    let ends: Vec<_> =
+        Cause::ALL.iter().map(|cause| (format!("{{cause=\"{}\"}}", cause.name()), counters.ends.of(*cause))).collect();
+    family("queues_ended_total", "counter", "Queues that ended, by cause.", &ends);
     let namespaces: Vec<&IoTotals> =
         status.subsystems.iter().flat_map(|one| &one.namespaces).map(|namespace| &namespace.io).collect();
     let mut each = |name: &str, help: &str, value: fn(&IoTotals) -> u64| {
@@ -45,12 +48,58 @@ pub(super) fn text(status: &Status, counters: &Counters) -> String {
     each("namespace_writes_total", "Write commands that succeeded.", |io| io.writes);
     each("namespace_written_bytes_total", "Bytes of those.", |io| io.bytes_written);
     each("namespace_errors_total", "Commands that the backend failed.", |io| io.errors);
+    latencies(&mut text, latency);
     text
 }
 
+/// Where something was recorded: histograms of namespaces, and quantiles of hosts.
+fn latencies(text: &mut String, report: &LatencyReport) {
+    let (namespaces, hosts) = ("farside_namespace_latency_seconds", "farside_host_latency_seconds");
+    let head = |text: &mut String, name: &str, kind: &str, help: &str| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    };
+    let some = |all: &Latencies| {
+        let all: Vec<(&str, Latency)> =
+            Stage::ALL.iter().map(|stage| (stage.name(), all.stage(*stage).clone())).collect();
+        all.into_iter().filter(|(_, latency)| latency.count() > 0)
+    };
+    if report.namespaces.iter().any(|(_, _, all)| !all.is_empty()) {
+        head(text, namespaces, "histogram", "How long I/O commands that succeeded took, by stage.");
+    }
+    for (nqn, nsid, all) in &report.namespaces {
+        for (stage, latency) in some(all) {
+            let labels = format!("nqn=\"{}\",nsid=\"{nsid}\",stage=\"{stage}\"", escaped(nqn));
+            for (bound, count) in latency.cumulative() {
+                let _ = writeln!(text, "{namespaces}_bucket{{{labels},le=\"{}\"}} {count}", bound.as_secs_f64());
+            }
+            let _ = writeln!(text, "{namespaces}_bucket{{{labels},le=\"+Inf\"}} {}", latency.count());
+            let _ = writeln!(text, "{namespaces}_sum{{{labels}}} {}", latency.sum().as_secs_f64());
+            let _ = writeln!(text, "{namespaces}_count{{{labels}}} {}", latency.count());
+        }
+    }
+    let by_host = report.hosts();
+    if by_host.iter().any(|(_, all)| !all.is_empty()) {
+        head(text, hosts, "summary", "How long commands of connected I/O queues took, by stage.");
+    }
+    for (host, all) in &by_host {
+        for (stage, latency) in some(all) {
+            let labels = format!("hostnqn=\"{}\",stage=\"{stage}\"", escaped(host));
+            for quantile in [0.5, 0.99, 0.999] {
+                let time = latency.quantile(quantile).as_secs_f64();
+                let _ = writeln!(text, "{hosts}{{{labels},quantile=\"{quantile}\"}} {time}");
+            }
+            let _ = writeln!(text, "{hosts}_sum{{{labels}}} {}", latency.sum().as_secs_f64());
+            let _ = writeln!(text, "{hosts}_count{{{labels}}} {}", latency.count());
+        }
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn labels(nqn: &str, nsid: u32) -> String {
-    let escaped = nqn.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    format!("{{nqn=\"{escaped}\",nsid=\"{nsid}\"}}")
+    format!("{{nqn=\"{}\",nsid=\"{nsid}\"}}", escaped(nqn))
 }
 
 /// An HTTP endpoint that answers `GET /metrics`. Ends when dropped.
@@ -146,15 +195,20 @@ mod tests {
             namespaces: vec![namespace(1), namespace(2)],
         };
         let status = Status { subsystems: vec![subsystem], ..Status::default() };
-        let text = text(&status, &Counters { queues: 7, ..Counters::default() });
+        let text = text(&status, &Counters { queues: 7, ..Counters::default() }, &LatencyReport::default());
         assert!(text.contains("\nfarside_queues 7\n"), "{text}");
         assert!(text.contains("farside_namespace_reads_total{nqn=\"nqn.\\\"x\\\"\",nsid=\"2\"} 20\n"), "{text}");
         let families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
-        assert_eq!(families.len(), 13);
+        assert_eq!(families.len(), 14);
         for family in &families {
             let name = family.split(' ').nth(2).unwrap();
             let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name)).count();
-            assert_eq!(samples, if name.contains("namespace") { 2 } else { 1 }, "{name}");
+            let expected = match name {
+                name if name.contains("namespace") => 2,
+                "farside_queues_ended_total" => Cause::ALL.len(),
+                _ => 1,
+            };
+            assert_eq!(samples, expected, "{name}");
         }
     }
 }

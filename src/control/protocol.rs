@@ -10,10 +10,13 @@ use crate::target::TargetError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// What is served, to whom, and how much was done: subsystems, listeners, controllers with their queues, counters.
+    /// What is served, to whom, and how much was done: subsystems, listeners, controllers with their queues, counters; and why
+    /// the latest queues ended.
     Status,
     /// The metrics as text in Prometheus' exposition format.
     Metrics,
+    /// How long commands took, by stage: for each namespace, host and connected queue. Times in microseconds.
+    Latency,
     /// The running configuration as TOML.
     Config,
     /// Makes the running configuration what a TOML text says; answers with the list of changes. All or nothing.
@@ -99,6 +102,11 @@ pub enum Request {
         /// From this subsystem alone.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         nqn: Option<String>,
+    },
+    /// Keeps histograms of how long commands take from now on, or not; what was recorded stays.
+    Histograms {
+        /// On or off.
+        on: bool,
     },
     /// Changes what is logged.
     Log {

@@ -1,8 +1,13 @@
 //! A target's state as JSON.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
-use crate::target::{ControllerStatus, Counters, NamespaceStatus, Status, SubsystemStatus};
+use crate::target::{
+    Cause, ControllerStatus, Counters, Disconnect, Ends, Latencies, Latency, LatencyReport, NamespaceStatus,
+    QueueLatency, Stage, Status, SubsystemStatus,
+};
 
 /// The answer to [`super::Request::Status`].
 pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptime: std::time::Duration) -> Value {
@@ -19,12 +24,70 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
             "authentications": counters.authentications,
             "controllers": counters.controllers,
             "queues": counters.queues,
+            "queues_ended": ended(&counters.ends),
             "commands": counters.requests,
             "pool_bytes_used": counters.pool_used,
             "admin_pool_bytes_used": counters.admin_pool_used,
             "receive_slots_used": counters.slots_used,
         },
     })
+}
+
+/// Causes that there were, each with its queues.
+fn ended(ends: &Ends) -> Value {
+    let some = Cause::ALL.iter().filter(|cause| ends.of(**cause) > 0);
+    some.map(|cause| (cause.name().to_owned(), Value::from(ends.of(*cause)))).collect()
+}
+
+/// The answer to [`super::Request::Latency`].
+pub(super) fn latency(report: &LatencyReport) -> Value {
+    let stages = |all: &Latencies| -> Value {
+        let some = Stage::ALL.iter().map(|stage| (stage.name(), all.stage(*stage)));
+        let some = some.filter(|(_, latency)| latency.count() > 0);
+        some.map(|(name, latency)| (name.to_owned(), times(latency))).collect()
+    };
+    let namespaces = report.namespaces.iter();
+    let namespaces: Vec<Value> =
+        namespaces.map(|(nqn, nsid, all)| json!({ "nqn": nqn, "nsid": nsid, "stages": stages(all) })).collect();
+    let hosts = report.hosts();
+    let hosts: Vec<Value> = hosts.iter().map(|(host, all)| json!({ "hostnqn": host, "stages": stages(all) })).collect();
+    let queue = |queue: &QueueLatency| {
+        let QueueLatency { subnqn, hostnqn, cntlid, qid, latencies } = queue;
+        let stages = stages(latencies);
+        json!({ "subnqn": subnqn, "hostnqn": hostnqn, "cntlid": cntlid, "qid": qid, "stages": stages })
+    };
+    let queues: Vec<Value> = report.queues.iter().map(queue).collect();
+    json!({ "on": report.on, "namespaces": namespaces, "hosts": hosts, "queues": queues })
+}
+
+fn times(latency: &Latency) -> Value {
+    let micros = |time: Duration| (time.as_nanos() as f64 / 100.0).round() / 10.0;
+    json!({
+        "count": latency.count(),
+        "mean": micros(latency.mean()),
+        "p50": micros(latency.quantile(0.5)),
+        "p99": micros(latency.quantile(0.99)),
+        "p999": micros(latency.quantile(0.999)),
+        "max": micros(latency.quantile(1.0)),
+    })
+}
+
+/// The latest ends of queues.
+pub(super) fn disconnects(all: &[Disconnect]) -> Value {
+    let one = |one: &Disconnect| {
+        let (subnqn, cntlid) = one.controller.clone().unzip();
+        json!({
+            "ago_seconds": one.ago.as_secs(),
+            "peer": one.peer.to_string(),
+            "hostnqn": one.hostnqn,
+            "subnqn": subnqn,
+            "cntlid": cntlid,
+            "cause": one.cause.name(),
+            "detail": one.detail,
+            "queues": one.queues,
+        })
+    };
+    all.iter().map(one).collect()
 }
 
 fn subsystem(one: &SubsystemStatus) -> Value {

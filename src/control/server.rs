@@ -210,7 +210,7 @@ fn handle(line: &[u8], who: &str, manager: &Manager) -> Answer {
         Ok(request) => request,
         Err(error) => return Answer::Error(Failure::new("request", error, "see the list in the README")),
     };
-    let reads = matches!(request, Request::Status | Request::Metrics | Request::Config);
+    let reads = matches!(request, Request::Status | Request::Metrics | Request::Latency | Request::Config);
     let answer = manager.handle(&request);
     match &answer {
         Ok(_) if reads => {}

@@ -44,13 +44,9 @@ impl Doctor {
 
     pub(super) fn io_uring(&self) -> Finding {
         const OBJECT: &str = "io_uring";
-        match self.read("proc/sys/kernel/io_uring_disabled").as_deref() {
-            Some("2") => return fault(OBJECT, "is switched off on this machine", "sysctl kernel.io_uring_disabled=0"),
-            Some("1") if !nix::unistd::geteuid().is_root() => {
-                let remedy = "sysctl kernel.io_uring_disabled=0, or join the group of kernel.io_uring_group";
-                return fault(OBJECT, "is only for privileged users on this machine", remedy);
-            }
-            _ => {}
+        let switch = self.read("proc/sys/kernel/io_uring_disabled");
+        if let Some(refused) = switched_off(switch.as_deref(), nix::unistd::geteuid().is_root()) {
+            return refused;
         }
         match io_uring::IoUring::new(4) {
             Ok(_) => good(OBJECT, "works"),
@@ -305,6 +301,19 @@ impl Doctor {
                 fault(object, error.to_string(), format!("see `ip route get {peer}` on this end, and the same there"))
             }
         }
+    }
+}
+
+/// What the kernel's switch for io_uring says.
+pub(super) fn switched_off(switch: Option<&str>, root: bool) -> Option<Finding> {
+    const OBJECT: &str = "io_uring";
+    match switch {
+        Some("2") => Some(fault(OBJECT, "is switched off on this machine", "sysctl kernel.io_uring_disabled=0")),
+        Some("1") if !root => {
+            let remedy = "sysctl kernel.io_uring_disabled=0, or join the group of kernel.io_uring_group";
+            Some(fault(OBJECT, "is only for privileged users on this machine", remedy))
+        }
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ pub struct Meaning {
 }
 
 /// Parts that a message has, all of them, and what it means then. The first that fits is taken.
-const KNOWN: &[(&[&str], &str, &str)] = &[
+pub(super) const KNOWN: &[(&[&str], &str, &str)] = &[
     (
         &["Connect rejected: status 8"],
         "nobody listens on that address and port",
@@ -68,27 +68,27 @@ const KNOWN: &[(&[&str], &str, &str)] = &[
         "lower --queue-size or --nr-io-queues",
     ),
     (
-        &["Connect command failed", "386"],
+        &["Connect command failed", " 386"],
         "the Connect command was refused: a parameter (status 182h)",
         "compare --nqn and --hostnqn with what the target serves and allows",
     ),
     (
-        &["Connect command failed", "16770"],
+        &["Connect command failed", " 16770"],
         "the Connect command was refused: a parameter (status 182h, do not retry)",
         "compare --nqn and --hostnqn with what the target serves and allows",
     ),
     (
-        &["Connect command failed", "16772"],
+        &["Connect command failed", " 16772"],
         "this host is not on the subsystem's list (status 184h)",
         "farside ctl allow-host NQN HOSTNQN",
     ),
     (
-        &["Connect command failed", "16386"],
+        &["Connect command failed", " 16386"],
         "a field of the Connect command was refused (status 02h)",
         "the versions of host and target do not fit: report it",
     ),
     (
-        &["Connect command failed", "881"],
+        &["Connect command failed", " 881"],
         "the target never answered the Connect command (host aborted it, 371h)",
         "see whether the target stands still: `farside ctl status`",
     ),

@@ -94,13 +94,42 @@ fn each_fault_has_its_sentence() {
         "nr_hugepages",
     ]);
     nic(&[("proc/sys/kernel/io_uring_disabled", "2\n")]).says(&["FAULT", "io_uring", "io_uring_disabled=0"]);
-    let small = nic(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
-    let mut greedy = small.doctor();
-    greedy.memory = u64::MAX - 1;
-    if nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK).unwrap().0 < greedy.memory {
-        says(&greedy, &["FAULT", "memlock limit", "LimitMEMLOCK"]);
-    } else {
-        println!("skipped: this user's memlock limit is unlimited, and the sentence needs one");
+    nic(&[("dev/infiniband/rdma_cm", "-"), ("dev/infiniband/rdma_cm/folder", "")]).says(&[
+        "FAULT",
+        "/dev/infiniband/rdma_cm",
+        "let this user read and write it",
+    ]);
+}
+
+#[test]
+fn what_is_missing_for_verbs_is_a_hint_where_software_will_do() {
+    let machine = Machine::new(&[]);
+    let soft = Doctor { verbs: false, ..machine.doctor() };
+    says(&soft, &["hint", "RDMA device", "there is none", "--provider soft"]);
+    let lines = soft.examine();
+    assert!(!lines.iter().any(|one| one.object.starts_with("/dev/") || one.object == "memlock limit"), "{lines:?}");
+    let stranger = nic(&[]);
+    let soft = Doctor { verbs: false, address: Some("127.77.0.8".parse().unwrap()), ..stranger.doctor() };
+    says(&soft, &["hint", "RDMA device of 127.77.0.8", "no device has its GID"]);
+    let ethernet = format!("{PORT}/link_layer");
+    nic(&[(&ethernet, "InfiniBand\n")]).says(&["ok", "mlx5_0 port 1", "is active, InfiniBand"]);
+}
+
+#[test]
+fn io_uring_for_privileged_users_is_a_fault_of_the_others() {
+    let sentence = checks::switched_off(Some("1"), false).unwrap().to_string();
+    assert!(sentence.contains("only for privileged users") && sentence.contains("io_uring_group"), "{sentence}");
+    assert_eq!(checks::switched_off(Some("1"), true), None);
+    assert_eq!((checks::switched_off(Some("0"), false), checks::switched_off(None, false)), (None, None));
+    assert!(checks::switched_off(Some("2"), true).is_some());
+}
+
+#[test]
+fn no_known_message_hides_another() {
+    for (parts, meaning, remedy) in decode::KNOWN {
+        let found = decode(&parts.join(" .. ")).unwrap();
+        assert_eq!((found.meaning, found.remedy), (*meaning, *remedy), "{parts:?}");
+        assert!(!meaning.is_empty() && !remedy.is_empty());
     }
 }
 
@@ -133,6 +162,7 @@ fn messages_of_the_host_are_decoded() {
         ("nvme nvme1: Connect Invalid Data Parameter, subsysnqn \"nqn.x\"", "no subsystem of this name"),
         ("nvme nvme1: Connect for subsystem nqn.x is not allowed, hostnqn: nqn.h", "not on the subsystem's list"),
         ("nvme nvme0: Connect command failed, error wo/DNR bit: 881", "never answered"),
+        ("nvme nvme0: Connect command failed, error wo/DNR bit: 16386", "field of the Connect command"),
         ("nvme nvme0: starting error recovery", "lost the connection"),
         ("nvme nvme0: failed nvme_keep_alive_end_io error=10", "Keep Alive"),
         ("nvme nvme0: I/O tag 12 (300c) opcode 0x1 (Write) QID 3 timeout", "not answered"),

@@ -81,6 +81,9 @@ impl<P: Provider> Reactor<P> {
             return;
         };
         self.queues[at as usize].outstanding += 1;
+        if self.timing {
+            self.begin_timing(id, now);
+        }
         // What arrived, not what the buffer holds, and no more than was offered.
         let capsule = Capsule { slot, arrived: (completion.byte_len - 64).min(in_capsule) };
         let begun = match parsed {

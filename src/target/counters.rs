@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::causes::Ends;
 use super::namespace::{IoCounters, Published};
 use super::shared::Shared;
 use crate::rdma::Provider;
@@ -30,6 +31,8 @@ pub struct Counters {
     pub slots_used: usize,
     /// Receives that no admitted queue has reserved.
     pub receives_free: usize,
+    /// Queues that ended since the start, by cause.
+    pub ends: Ends,
 }
 
 /// What hosts did with one namespace since the start.
@@ -72,6 +75,7 @@ pub(crate) fn count<P: Provider>(shared: &Shared<P>) -> Counters {
         connections_rejected: shared.counters.connections_rejected.load(Ordering::Relaxed),
         controllers: shared.with_control(|control| control.registry.controllers().count()),
         authentications: shared.with_control(|control| control.registry.authentications()),
+        ends: shared.ends.counts(),
         ..Counters::default()
     };
     for port in &shared.reactors {

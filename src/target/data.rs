@@ -11,6 +11,7 @@ use nvme::completion::Completion;
 use nvme::sgl::KeyedSgl;
 use tracing::warn;
 
+use super::latency::Stage;
 use super::limits::Line;
 use super::memory::Memory;
 use super::queue::{CloseReason, Life};
@@ -92,6 +93,9 @@ impl<P: Provider> Reactor<P> {
     /// Everything is reserved: fetch the host's data, or run.
     #[inline(always)]
     fn launch(&mut self, id: RequestId, now: Duration) {
+        if self.timing {
+            self.end_stage(id, Stage::Receive, now);
+        }
         let request = &mut self.requests[id];
         if request.direction == Direction::FromHost && request.host != HostData::InCapsule {
             request.state = State::ReadingFromHost;
@@ -209,6 +213,9 @@ impl<P: Provider> Reactor<P> {
         request.reads_pending -= 1;
         if request.reads_pending == 0 && request.read_posted == request.data_len {
             self.withdraw_sink(id);
+            if self.timing {
+                self.end_stage(id, Stage::ReadFromHost, now);
+            }
             let request = &self.requests[id];
             if let Some(status) = request.abort {
                 let completion = Completion::failed(request.cid, status);
@@ -319,6 +326,10 @@ impl<P: Provider> Reactor<P> {
         }
         queue.send_credits += u32::from(request.credits);
         let waits = !queue.wait_credits.is_empty();
+        if self.timing {
+            self.end_stage(id, Stage::Send, now);
+        }
+        let request = &mut self.requests[id];
         self.buffers_returned |= return_buffers(request, &mut self.memory);
         self.requests.release(id);
         if close_after {

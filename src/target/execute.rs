@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::abort::has_several_operations;
 use super::fused::Detour;
+use super::latency::Stage;
 use super::queue::{Association, Life};
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
@@ -187,6 +188,9 @@ impl<P: Provider> Reactor<P> {
             && self.goes_on(id, namespace, &command)
         {
             return self.submit_io(id, namespace, command, now);
+        }
+        if self.timing {
+            self.end_stage(id, Stage::Backend, now);
         }
         let request = &mut self.requests[id];
         let cid = request.cid;

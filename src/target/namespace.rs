@@ -8,6 +8,7 @@ use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
 use nvme::status::Status;
 
+use super::latency::Stages;
 use super::limits::Limiter;
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
@@ -22,6 +23,8 @@ pub(crate) struct IoCounters {
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,
     pub(crate) media_errors: AtomicU64,
+    /// How long I/O commands that succeeded took.
+    pub(crate) stages: Stages,
 }
 
 impl IoCounters {

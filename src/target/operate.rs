@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use nvme::auth::HostAuth;
 use nvme::registry::{Admission, AnaState, ConfigError, Drain, Referral, Registry, SubsystemId, WriteProtection};
 
 use super::builder::{Target, TargetError};
+use super::causes::Disconnect;
 use super::keeper::Keeper;
 use super::limits::Limits;
 use super::live::OpenNamespace;
@@ -36,6 +38,15 @@ pub(crate) trait Running: Send + Sync {
 
     /// Has every thread let go of the ticket in its next round.
     fn turns(&self, ticket: Ticket);
+
+    /// Keeps histograms of latencies from now on, or not.
+    fn set_timing(&self, on: bool);
+
+    /// Whether they are kept.
+    fn is_timing(&self) -> bool;
+
+    /// The latest ends of queues.
+    fn disconnects(&self) -> Vec<Disconnect>;
 
     /// Tells the control thread.
     fn tell(&self, message: ControlMessage);
@@ -77,6 +88,18 @@ impl<P: Provider> Running for Arc<Shared<P>> {
     fn turns(&self, ticket: Ticket) {
         self.broadcast(|| Message::Turns(ticket.clone()));
         self.control_mail.send(ControlMessage::Turns(ticket));
+    }
+
+    fn set_timing(&self, on: bool) {
+        self.broadcast_timing(on);
+    }
+
+    fn is_timing(&self) -> bool {
+        self.timing.load(Ordering::Acquire)
+    }
+
+    fn disconnects(&self) -> Vec<Disconnect> {
+        self.ends.disconnects(self.clock.now())
     }
 
     fn tell(&self, message: ControlMessage) {

@@ -33,6 +33,8 @@ pub struct Options {
     pub remote_invalidate: bool,
     /// Spin instead of sleeping.
     pub poll: bool,
+    /// Keep histograms of how long commands take.
+    pub histograms: bool,
     /// How soon work has to come, as a rule, for a reactor to spin for it instead of sleeping.
     pub poll_window: Duration,
     /// Lowest and highest controller ID handed out.
@@ -63,6 +65,7 @@ impl Default for Options {
             receive_slots: 4096,
             remote_invalidate: true,
             poll: false,
+            histograms: false,
             poll_window: Duration::from_micros(20),
             cntlid: (1, 0xffef),
             connect_timeout: Duration::from_secs(30),

@@ -132,6 +132,9 @@ pub(crate) struct Request {
     pub(crate) scratch_len: u32,
     /// The limit whose line it stands in next.
     pub(crate) line: Line,
+    /// When it arrived and when its last stage ended, in nanoseconds; 0 while no histograms are kept.
+    pub(crate) born: u64,
+    pub(crate) stamp: u64,
     /// The namespace's epoch that the command was checked at.
     pub(crate) epoch: u32,
     pub(crate) completion: Completion,
@@ -194,6 +197,8 @@ impl Request {
             second: None,
             scratch_len: 0,
             line: Line::None,
+            born: 0,
+            stamp: 0,
             epoch: 0,
             completion: Completion::success(0),
             invalidate: None,
@@ -312,6 +317,7 @@ impl Requests {
         slot.data_start = 0;
         slot.scratch_len = 0;
         slot.line = Line::None;
+        slot.born = 0;
         slot.completion = Completion::success(cid);
         slot.invalidate = None;
         slot.credits = 0;

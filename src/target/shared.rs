@@ -18,7 +18,9 @@ use nvme::nqn::Nqn;
 use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
 
 use super::authenticate::Calculator;
+use super::causes::EndBook;
 use super::keeper::Keeper;
+use super::latency::Stages;
 use super::limits::Limiter;
 use super::live::OpenNamespace;
 use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
@@ -45,17 +47,22 @@ pub(crate) struct QueueRef {
     pub(crate) activity: Arc<Activity>,
 }
 
-/// When a queue last carried a command, in nanoseconds of the target's clock.
+/// What a queue does, for others to look at.
 #[derive(Debug, Default)]
-pub(crate) struct Activity(AtomicU64);
+pub(crate) struct Activity {
+    /// When it last carried a command, in nanoseconds of the target's clock.
+    last: AtomicU64,
+    /// How long its commands took.
+    pub(crate) stages: Stages,
+}
 
 impl Activity {
     pub(crate) fn touch(&self, now: Duration) {
-        self.0.store(now.as_nanos() as u64, Ordering::Relaxed);
+        self.last.store(now.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn last(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+        Duration::from_nanos(self.last.load(Ordering::Relaxed))
     }
 }
 
@@ -234,6 +241,8 @@ pub(crate) enum Message<P: Provider> {
     FlushForShutdown { ctrl: ControllerId, subsystem: SubsystemId },
     /// Open one more namespace.
     OpenNamespace(OpenNamespace),
+    /// Take times, or not.
+    Timing(bool),
     /// Let go of the ticket: this reactor turns.
     Turns(Ticket),
     /// Let go of the ticket when the storage of a removed namespace is closed.
@@ -325,8 +334,12 @@ pub(crate) struct Shared<P: Provider> {
     pub(crate) reactors: Vec<ReactorPort<P>>,
     pub(crate) control_mail: Mailbox<ControlMessage>,
     pub(crate) counters: Counters,
+    /// Why queues ended.
+    pub(crate) ends: EndBook,
     pub(crate) clock: Clock,
     pub(crate) options: super::options::Options,
+    /// Histograms of latencies are on.
+    pub(crate) timing: AtomicBool,
     /// Set once the target drains.
     pub(crate) draining: AtomicBool,
 }
@@ -356,7 +369,9 @@ impl<P: Provider> Shared<P> {
             reactors,
             control_mail: Mailbox::new()?,
             counters: Counters::default(),
+            ends: EndBook::default(),
             clock: Clock::start(),
+            timing: AtomicBool::new(options.histograms),
             options,
             draining: AtomicBool::new(false),
         })

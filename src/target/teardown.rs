@@ -22,9 +22,16 @@ use crate::rdma::{Endpoint, Provider, SendOp, SendWr, Sge};
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 impl<P: Provider> Reactor<P> {
-    /// Begins the end of a queue. Later reasons for the same queue change nothing.
+    /// Begins the end of a queue. Later reasons for the same queue change nothing, unless
+    /// they tell more: a flush and a lost connection are consequences.
     pub(crate) fn close_queue(&mut self, at: u32, reason: CloseReason, now: Duration) {
-        let Some(queue) = self.queues.get_mut(at as usize).filter(|queue| queue.life == Life::Live) else { return };
+        let Some(queue) = self.queues.get_mut(at as usize) else { return };
+        if queue.life != Life::Live {
+            if queue.reason.is_some_and(|known| known.tells() < reason.tells()) {
+                queue.reason = Some(reason);
+            }
+            return;
+        }
         queue.life = Life::Closing { since: now };
         queue.reason = Some(reason);
         if !queue.fenced.is_empty() {
@@ -145,6 +152,7 @@ impl<P: Provider> Reactor<P> {
             (queue.device, queue.qp, queue.shared_receives, queue.request.sq_entries);
         queue.life = Life::Draining;
         self.closing -= 1;
+        self.note_end(at, now);
         if let Some(device) = self.devices[device_at].as_mut() {
             device.endpoint.destroy(qp);
             if let Some(entry) = device.by_qp.get_mut(qp.0 as usize) {

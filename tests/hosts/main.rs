@@ -6,6 +6,7 @@
 
 mod rig;
 
+mod latency;
 mod live;
 mod load;
 mod raw_access;
@@ -15,6 +16,7 @@ mod raw_blocks;
 mod raw_capsule;
 mod raw_connect;
 mod raw_discovery;
+mod raw_ends;
 mod raw_fused;
 mod raw_limits;
 mod raw_paths;
@@ -154,6 +156,14 @@ macro_rules! every_scenario {
                 listeners_come_and_go,
                 status_tells_who_is_connected,
             }
+            latency {
+                latencies_are_what_the_host_measures,
+                histograms_are_off_until_asked_for,
+            }
+            raw_ends {
+                queues_tell_why_they_ended,
+                keep_alive_shutdown_and_stop_are_told_apart,
+            }
             raw_limits {
                 whole_queue_at_once_is_served,
                 stalled_disk_leaves_admin_commands_alone,
@@ -176,37 +186,3 @@ mod soft {
 
 /// What only the in-process provider can be made to do.
 mod local_faults;
-
-/// What takes real time, on the software stack.
-mod neighbours;
-
-/// `FIELD-REPORTS.md` names tests; each of them exists.
-#[test]
-fn every_test_that_the_table_names_exists() {
-    fn sources(folder: &std::path::Path, all: &mut String) {
-        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                sources(&path, all);
-            } else if path.extension().is_some_and(|ext| ext == "rs" || ext == "py") {
-                all.push_str(&std::fs::read_to_string(path).expect("a source file"));
-            }
-        }
-    }
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut all = String::new();
-    for folder in ["tests/hosts", "tests/vm/cases", "src", "nvme/src"] {
-        sources(&root.join(folder), &mut all);
-    }
-    let table = std::fs::read_to_string(root.join("tests/FIELD-REPORTS.md")).expect("the table");
-    let names: Vec<&str> = table
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .filter(|name| name.len() > 20 && name.bytes().all(|byte| byte == b'_' || byte.is_ascii_alphanumeric()))
-        .collect();
-    assert!(names.len() > 50, "only {} names", names.len());
-    for name in names {
-        assert!(all.contains(&format!("fn {name}")) || all.contains(&format!("def {name}")), "{name} is nowhere");
-    }
-}

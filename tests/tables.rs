@@ -1,0 +1,85 @@
+//! Tests that the tables in the documents name exist.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Documents, and how many tests each names at least.
+const DOCUMENTS: [(&str, usize); 3] = [("README.md", 0), ("tests/FEATURES.md", 80), ("tests/FIELD-REPORTS.md", 80)];
+
+fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path: PathBuf = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ext| ext == "rs" || ext == "py") {
+            found.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+        }
+    }
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    // Blocks of code have three of them.
+    text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
+}
+
+/// Whether a file has a function of this name that is a test: by an attribute, as a scenario, or as a case.
+fn has(text: &str, name: &str) -> bool {
+    let starts = [format!("fn {name}("), format!("fn {name}<"), format!("def {name}(")];
+    starts.iter().any(|start| text.contains(start.as_str()))
+}
+
+#[test]
+fn every_test_that_a_table_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "nvme/src", "tests"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let word = |name: &str| name.bytes().all(|byte| byte == b'_' || byte.is_ascii_alphanumeric());
+    let mut missing = Vec::new();
+    for (document, least) in DOCUMENTS {
+        let text = fs::read_to_string(root.join(document)).unwrap();
+        let mut count = 0;
+        for name in quoted(&text) {
+            let found = match name.split_once("::") {
+                // A path of Rust, not of a test.
+                Some((file, _)) if !file.ends_with(".rs") && !file.ends_with(".py") => continue,
+                Some((file, name)) => {
+                    let file = format!("/{file}");
+                    files.iter().any(|(path, text)| path.ends_with(&file) && has(text, name))
+                }
+                // Metrics have names as long as those of tests.
+                None if name.starts_with("farside_") => continue,
+                None if name.len() > 20 && word(name) && name.matches('_').count() > 2 => {
+                    files.iter().any(|(_, text)| has(text, name))
+                }
+                None => continue,
+            };
+            count += 1;
+            if !found {
+                missing.push(format!("{document}: {name}"));
+            }
+        }
+        assert!(count >= least, "only {count} tests are named in {document}: the search is broken");
+    }
+    assert!(missing.is_empty(), "not there:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn every_row_of_the_features_has_a_test_or_a_reason() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("tests/FEATURES.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| feature"));
+    let mut count = 0;
+    for row in rows {
+        count += 1;
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let &[_, ours, _, _, test] = cells.as_slice() else { panic!("not five cells: {row}") };
+        match ours.strip_prefix("no") {
+            Some(reason) => assert!(reason.starts_with(": ") && test.is_empty(), "no reason: {row}"),
+            None => assert!(test.starts_with('`'), "no test: {row}"),
+        }
+    }
+    assert!(count > 80, "only {count} rows");
+}
