@@ -1,4 +1,4 @@
-"""Which case runs where: kernels, providers and lists make groups, one boot for each group, two groups at a time."""
+"""Which case runs where: kernels, providers and lists make groups, one boot for each group."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,7 +62,7 @@ def show(groups) -> None:
 
 
 def execute(groups, report: Report, options) -> None:
-    """Most cases wait more than they compute, so two guests, or two pairs of them, share the machine."""
+    """Guests that share two cores starve each other for longer than rxe waits for an acknowledgement: one at a time there."""
     runs = [run for run in (_prepare(group, report, options) for group in groups) if run]
     with ThreadPoolExecutor(options.jobs) as lanes:
         for done in [lanes.submit(run) for run in runs]:
