@@ -45,7 +45,12 @@ impl Backend for Storage {
     fn refresh(&self) -> Result<BackendInfo, BackendError> {
         let size = size(self.file.file(), self.file.kind())
             .map_err(|error| BackendError::new(&self.info.name, error, "see whether the storage is still there"))?;
-        self.file.set_size(size - size % u64::from(self.info.block_size));
+        let block = u64::from(self.info.block_size);
+        if size % block != 0 {
+            let reason = format!("has {size} bytes, no multiple of its blocks of {block}");
+            return Err(BackendError::new(&self.info.name, reason, "give it a size that is one (truncate -s)"));
+        }
+        self.file.set_size(size);
         Ok(self.info())
     }
 }

@@ -337,6 +337,9 @@ fn refresh_sees_growth_and_shrinkage() {
     assert_eq!(backend.info().size, 1 << 20);
     assert_eq!(backend.refresh().unwrap().size, 2 << 20);
     File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    let error = backend.refresh().unwrap_err().to_string();
+    assert!(error.contains("5000 bytes") && error.contains("512"), "{error}");
+    File::options().write(true).open(&path).unwrap().set_len(4608).unwrap();
     assert_eq!(backend.refresh().unwrap().size, 4608);
     assert_eq!(Reactor::new(&*backend).read(8192, 4096), Err(IoError::OutOfRange));
 }

@@ -59,6 +59,8 @@ struct Seen {
     paths: HashMap<PathBuf, usize>,
     addresses: HashMap<(std::net::IpAddr, Option<String>, u16), usize>,
     referrals: HashMap<(std::net::SocketAddr, String), usize>,
+    /// Listeners that ANA states are for, and where that is said.
+    ana_listeners: Vec<(usize, ListenAddress)>,
 }
 
 fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Config {
@@ -68,9 +70,22 @@ fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>)
     }
     let subsystems = subsystems.into_iter().map(|section| read_subsystem(section, seen, problems)).collect();
     let listeners = root.sections("listener", "listener", problems);
-    let listeners = listeners.into_iter().filter_map(|section| read_listener(section, seen, problems)).collect();
+    let listeners: Vec<ListenAddress> =
+        listeners.into_iter().filter_map(|section| read_listener(section, seen, problems)).collect();
     let referrals = root.sections("referral", "referral", problems);
     let referrals = referrals.into_iter().filter_map(|section| read_referral(section, seen, problems)).collect();
+    // Without any, every address is listened on.
+    let fallback: ListenAddress = "0.0.0.0:4420".parse().expect("an address");
+    let is_at = |named: &ListenAddress, one: &ListenAddress| {
+        (named.ip, &named.scope, named.port) == (one.ip, &one.scope, one.port)
+    };
+    for (at, named) in &seen.ana_listeners {
+        let known = listeners.iter().any(|one| is_at(named, one)) || listeners.is_empty() && is_at(named, &fallback);
+        if !known {
+            let remedy = "name a listener as it is configured, or leave it out for all of them";
+            problems.add(*at, "subsystem.ana.listener", format!("{named} is no listener"), remedy);
+        }
+    }
     let options = match root.section("options", "options", problems) {
         Some(section) => read_options(section, seen, problems),
         None => Options::default(),
@@ -111,7 +126,7 @@ fn read_subsystem(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut 
     }
     let admission = read_admission(&mut section, problems);
     let ana = section.sections("ana", "subsystem.ana", problems);
-    let ana = ana.into_iter().filter_map(|section| read_ana(section, problems)).collect();
+    let ana = ana.into_iter().filter_map(|section| read_ana(section, seen, problems)).collect();
     let mut nsids = HashMap::new();
     let mut namespaces = Vec::new();
     for (place, section) in sections.into_iter().enumerate() {
@@ -150,14 +165,17 @@ fn read_limits(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Lim
     limits
 }
 
-fn read_ana(mut section: Section<'_, '_>, problems: &mut Problems<'_>) -> Option<AnaSpec> {
+fn read_ana(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>) -> Option<AnaSpec> {
     let before = problems.found.len();
     let group = section.number("group", ANA_GROUPS, problems);
     if group.is_none() && problems.found.len() == before {
         missing(&section, "group", "give one of 1 to 128", problems);
     }
     let listener = section.string("listener", problems).and_then(|text| match text.value.parse::<ListenAddress>() {
-        Ok(address) => Some(address),
+        Ok(address) => {
+            seen.ana_listeners.push((text.at, address.clone()));
+            Some(address)
+        }
         Err(reason) => {
             problems.add(text.at, "subsystem.ana.listener", reason, ADDRESS_REMEDY);
             None
@@ -195,6 +213,17 @@ fn read_host_names(hosts: Vec<At<String>>, key: &str, problems: &mut Problems<'_
     hosts.into_iter().map(|host| host.value).collect()
 }
 
+/// The name of a file that holds a secret. A secret in its place is not repeated, here or where the file would be opened.
+fn read_key_file(section: &mut Section<'_, '_>, key: &'static str, problems: &mut Problems<'_>) -> Option<PathBuf> {
+    let file = section.string(key, problems)?;
+    if file.value.starts_with("DHHC-1:") {
+        let remedy = "write the secret into a file of mode 600 and name that";
+        problems.add(file.at, &format!("subsystem.host.{key}"), "is a secret, not the name of a file", remedy);
+        return None;
+    }
+    Some(file.value.into())
+}
+
 /// Hosts with rules of their own; each may connect, so it joins the list.
 fn read_host_specs(
     sections: Vec<Section<'_, '_>>,
@@ -214,8 +243,8 @@ fn read_host_specs(
         }
         hosts.push(nqn.clone());
         let mut spec = HostSpec::new(nqn);
-        spec.dhchap_key = section.string("dhchap_key", problems).map(|file| file.value.into());
-        spec.dhchap_controller_key = section.string("dhchap_controller_key", problems).map(|file| file.value.into());
+        spec.dhchap_key = read_key_file(&mut section, "dhchap_key", problems);
+        spec.dhchap_controller_key = read_key_file(&mut section, "dhchap_controller_key", problems);
         if spec.dhchap_key.is_none() && spec.dhchap_controller_key.is_some() {
             let remedy = "give the host's own as dhchap_key too";
             problems.add(section.at(), "subsystem.host.dhchap_controller_key", "is not used alone", remedy);

@@ -273,7 +273,7 @@ fn hosts_with_rules_of_their_own_join_the_list() {
 fn ana_groups_and_states_are_read_and_refused() {
     let sound = |ana: &str, group: &str| {
         let text = format!(
-            "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.ana]]\n{ana}\n[[subsystem.namespace]]\nnull = \"1G\"\n{group}\n"
+            "[[listener]]\naddress = \"192.0.2.2\"\n[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.ana]]\n{ana}\n[[subsystem.namespace]]\nnull = \"1G\"\n{group}\n"
         );
         Config::parse(&text, "f")
     };
@@ -289,11 +289,22 @@ fn ana_groups_and_states_are_read_and_refused() {
         ("group = 1", ""),
         ("group = 1\nstate = \"fine\"", ""),
         ("group = 1\nstate = \"change\"\nlistener = \"here\"", ""),
+        ("group = 1\nstate = \"change\"\nlistener = \"192.0.2.3\"", ""),
+        ("group = 1\nstate = \"change\"\nlistener = \"192.0.2.2:4421\"", ""),
         ("group = 1\nstate = \"change\"", "ana_group = 0"),
     ] {
         let problems = sound(ana, group).unwrap_err();
         assert_eq!(problems.0.len(), 1, "{ana} {group}: {problems}");
     }
+}
+
+#[test]
+fn a_secret_in_the_place_of_its_file_is_not_repeated() {
+    let text = "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.host]]\nnqn = \"nqn.h\"\n\
+                dhchap_key = \"DHHC-1:00:c2VjcmV0:\"\n[[subsystem.namespace]]\nnull = \"1G\"\n";
+    let problems = Config::parse(text, "f").unwrap_err().to_string();
+    assert!(problems.contains("dhchap_key") && problems.contains("mode 600"), "{problems}");
+    assert!(!problems.contains("c2VjcmV0"), "{problems}");
 }
 
 #[test]

@@ -42,17 +42,27 @@ pub(super) fn edited(config: &Config, request: &Request) -> Result<Option<Config
         }
         Request::AllowHost { nqn, host } => {
             let subsystem = find_subsystem(&mut table, nqn)?;
-            let Some(Value::Array(hosts)) = subsystem.get_mut("hosts") else {
+            if config.subsystems.iter().any(|one| one.nqn == *nqn && one.allow_any_host) {
                 let remedy = "turn that off first: `farside ctl allow-any-host NQN off`";
                 return Err(Failure::new(format!("host {host} of {nqn}"), "any host may connect already", remedy));
-            };
-            hosts.push(host.as_str().into());
+            }
+            list(subsystem, "hosts").push(host.as_str().into());
         }
         Request::RemoveHost { nqn, host } => {
-            let hosts = list(find_subsystem(&mut table, nqn)?, "hosts");
-            let before = hosts.len();
+            let subsystem = find_subsystem(&mut table, nqn)?;
+            // One with rules of its own goes with them. The list stays, if empty: without one any host could connect.
+            let ruled = list(subsystem, "host");
+            let mut before = ruled.len();
+            ruled.retain(|one| !has(one, "nqn", host));
+            let mut after = ruled.len();
+            if after == 0 {
+                subsystem.remove("host");
+            }
+            let hosts = list(subsystem, "hosts");
+            before += hosts.len();
             hosts.retain(|one| one.as_str() != Some(host));
-            if hosts.len() == before {
+            after += hosts.len();
+            if after == before {
                 let (object, remedy) = (format!("host {host} of {nqn}"), "see `farside ctl status`");
                 return Err(Failure::new(object, "is not on the list", remedy));
             }
@@ -61,8 +71,10 @@ pub(super) fn edited(config: &Config, request: &Request) -> Result<Option<Config
             let subsystem = find_subsystem(&mut table, nqn)?;
             if *allow {
                 subsystem.remove("hosts");
-            } else if !subsystem.contains_key("hosts") {
-                subsystem.insert("hosts".into(), Value::Array(Vec::new()));
+                subsystem.insert("allow_any_host".into(), true.into());
+            } else {
+                subsystem.remove("allow_any_host");
+                list(subsystem, "hosts");
             }
         }
         Request::AddListener { listener } => {
@@ -156,6 +168,40 @@ mod tests {
         assert_eq!(shown, ["0.0.0.0:4420", "192.0.2.1:4420"], "the default one stays");
         let fewer = edit(&more, json!({"op": "remove_listener", "address": "0.0.0.0"})).unwrap();
         assert_eq!(fewer.listeners.len(), 1);
+    }
+
+    #[test]
+    fn hosts_with_rules_of_their_own_come_and_go_like_others() {
+        let ruled = |keys: &str| {
+            let text = format!(
+                "[[subsystem]]\nnqn = \"{NQN}\"\n{keys}\n[[subsystem.host]]\nnqn = \"nqn.ruled\"\nlimits = {{ iops = 9 }}\n\
+                 [[subsystem.namespace]]\nnull = \"1G\"\n"
+            );
+            Config::parse(&text, "test").unwrap()
+        };
+        let access = |config: &Config| {
+            let subsystem = &config.subsystems[0];
+            let ruled = subsystem.host_specs.iter().map(|one| one.nqn.clone()).collect::<Vec<_>>();
+            (subsystem.allow_any_host, subsystem.hosts.clone(), ruled)
+        };
+        let (plain, named) = ("nqn.plain".to_owned(), "nqn.ruled".to_owned());
+        let any = |allow: bool| json!({"op": "allow_any_host", "nqn": NQN, "allow": allow});
+
+        let open = ruled("allow_any_host = true");
+        let closed = edit(&open, any(false)).unwrap();
+        assert_eq!(access(&closed), (false, vec![named.clone()], vec![named.clone()]), "nobody else");
+        let open = edit(&ruled("hosts = [\"nqn.plain\"]"), any(true)).unwrap();
+        assert_eq!(access(&open), (true, vec![named.clone()], vec![named.clone()]), "everybody, and one by its rules");
+
+        let request = json!({"op": "allow_host", "nqn": NQN, "host": plain});
+        let both = edit(&ruled(""), request.clone()).unwrap();
+        assert_eq!(access(&both), (false, vec![plain, named.clone()], vec![named.clone()]));
+        assert!(edit(&open, request).unwrap_err().contains("any host"));
+
+        let request = json!({"op": "remove_host", "nqn": NQN, "host": named});
+        let nobody = edit(&ruled(""), request.clone()).unwrap();
+        assert_eq!(access(&nobody), (false, vec![], vec![]), "the last one gone does not let everybody in");
+        assert!(edit(&nobody, request).unwrap_err().contains("not on the list"));
     }
 
     #[test]

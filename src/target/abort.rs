@@ -138,8 +138,11 @@ impl<P: Provider> Reactor<P> {
             | State::FusedReady
             | State::LockWait
             | State::Locked => {
+                self.leave_line(id);
                 self.wait_buffer.retain(|other| *other != id);
                 self.wait_admin_buffer.retain(|other| *other != id);
+                // The next in line may be content with less.
+                self.buffers_returned = true;
                 let queue = &mut self.queues[at as usize];
                 queue.wait_credits.retain(|other| *other != id);
                 if queue.detour == Detour::First(id) {

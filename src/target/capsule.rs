@@ -1,6 +1,7 @@
 //! From a receive to a checked job: the capsule is parsed, its command is checked, its host memory is mapped, its receive is
 //! posted again; only then does anything happen.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use nvme::command::Command;
@@ -75,6 +76,10 @@ impl<P: Provider> Reactor<P> {
             Ok(command) => command.cid,
             Err(bad) => bad.cid,
         };
+        if self.requests.is_scarce() && self.close_hoarders(at, now) {
+            self.recycle(device, slot);
+            return;
+        }
         let Some(id) = self.requests.take(at, cid) else {
             self.recycle(device, slot);
             self.close_queue(at, CloseReason::Protocol("more commands under way than queues can hold"), now);
@@ -104,6 +109,28 @@ impl<P: Provider> Reactor<P> {
                 self.finish(id, Completion::failed(cid, status), now);
             }
         }
+    }
+
+    /// Few requests are left: queues that hold more than their sizes allow end. Their hosts send commands and take no answers.
+    /// Whether this queue was one of them.
+    #[cold]
+    fn close_hoarders(&mut self, at: u32, now: Duration) -> bool {
+        let mut held: HashMap<u32, u32> = HashMap::new();
+        for queue in self.requests.holders() {
+            *held.entry(queue).or_default() += 1;
+        }
+        held.retain(|queue, count| {
+            let queue = self.queues.get(*queue as usize).filter(|queue| queue.life == Life::Live);
+            queue.is_some_and(|queue| *count > 2 * queue.sq_entries)
+        });
+        for queue in held.keys() {
+            self.close_queue(
+                *queue,
+                CloseReason::Protocol("commands without end, whose answers it does not take"),
+                now,
+            );
+        }
+        held.contains_key(&at)
     }
 
     /// A failed command leaves a line and, on an I/O queue, an entry in its controller's error log (the registry keeps its own

@@ -83,14 +83,8 @@ impl<P: Provider> Reactor<P> {
             IoCommand::Flush => (IoOp::Flush, 0),
             IoCommand::Deallocate { ranges } => match self.next_range(id, namespace, ranges) {
                 Ok(Some((offset, len))) => (IoOp::Deallocate { offset, len }, 0),
-                Ok(None) => {
-                    let cid = self.requests[id].cid;
-                    return self.finish(id, Completion::success(cid), now);
-                }
-                Err(status) => {
-                    let cid = self.requests[id].cid;
-                    return self.finish(id, Completion::failed(cid, status), now);
-                }
+                Ok(None) => return self.end_ranges(id, Status::SUCCESS, now),
+                Err(status) => return self.end_ranges(id, status, now),
             },
             _ => {
                 let cid = self.requests[id].cid;
@@ -154,6 +148,15 @@ impl<P: Provider> Reactor<P> {
             }
         }
         Ok(None)
+    }
+
+    /// A Dataset Management command has no range left, or one that is wrong.
+    fn end_ranges(&mut self, id: RequestId, status: Status, now: Duration) {
+        if !self.awaited.is_empty() || !self.aborts.is_empty() {
+            self.ended(id, Some(status));
+        }
+        let cid = self.requests[id].cid;
+        self.finish(id, Completion::failed(cid, status), now);
     }
 
     /// A backend answered.

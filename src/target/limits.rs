@@ -56,16 +56,29 @@ impl Lane {
 
     /// Takes a place in line; when its turn comes. A turn that is not after `now` has come.
     fn take(&self, amount: u64, now: u64) -> u64 {
-        let rate = self.per_second.load(Ordering::Relaxed);
-        if rate == 0 || amount == 0 {
+        let lasts = self.lasts(amount);
+        if lasts == 0 {
             return 0;
         }
-        let lasts = u128::from(amount) * 1_000_000_000 / u128::from(rate);
-        let lasts = u64::try_from(lasts).unwrap_or(u64::MAX);
         let earliest = now.saturating_sub(BURST);
         let advance = |next: u64| Some(next.max(earliest).saturating_add(lasts));
         let turn = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, advance);
         turn.unwrap_or_else(|next| next).max(earliest)
+    }
+
+    /// A turn is not used.
+    fn give_back(&self, amount: u64) {
+        let lasts = self.lasts(amount);
+        let _ = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| Some(next.saturating_sub(lasts)));
+    }
+
+    /// How long so much takes, in nanoseconds; 0 without a limit.
+    fn lasts(&self, amount: u64) -> u64 {
+        let rate = self.per_second.load(Ordering::Relaxed);
+        if rate == 0 {
+            return 0;
+        }
+        u64::try_from(u128::from(amount) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX)
     }
 }
 
@@ -99,6 +112,14 @@ impl Limiter {
             self.written.take(work.written, now),
         ];
         Duration::from_nanos(turns.into_iter().max().unwrap_or_default())
+    }
+
+    /// A command that waited will not begin: those after it need not wait for its turn.
+    fn give_back(&self, work: Work) {
+        self.commands.give_back(work.commands);
+        self.bytes.give_back(work.read.saturating_add(work.written));
+        self.read.give_back(work.read);
+        self.written.give_back(work.written);
     }
 }
 
@@ -166,6 +187,25 @@ impl<P: Provider> Reactor<P> {
         request.state = State::Throttled;
         self.throttled.push(Reverse((turn, id, generation)));
         false
+    }
+
+    /// A command that may wait for its turn ends without it.
+    pub(crate) fn leave_line(&self, id: RequestId) {
+        let request = &self.requests[id];
+        let Job::Io { namespace, command } = request.job else { return };
+        if request.state != State::Throttled {
+            return;
+        }
+        let namespace = &self.namespaces[namespace];
+        let association = self.queues[request.queue as usize].association.as_ref();
+        // The line after the one that it stands in is noted.
+        let limiter = match request.line {
+            Line::Namespace => association.map(|association| &association.limiter),
+            _ => Some(&namespace.limiter),
+        };
+        if let Some(limiter) = limiter {
+            limiter.give_back(Work::of(&command, namespace.view.block_shift));
+        }
     }
 
     /// Commands whose turn came go on; whether there were any.
@@ -277,6 +317,21 @@ mod tests {
         let writes = Limits { write_bandwidth: rate, iops: 1000, ..Limits::default() };
         assert!(one(writes, read) >= 1000);
         assert_eq!(one(writes, write), 11);
+    }
+
+    #[test]
+    fn turns_of_commands_that_ended_are_for_others() {
+        let limiter = Limiter::new(Limits { iops: 10, bandwidth: 1 << 20, ..Limits::default() });
+        let large = Work { commands: 1, read: 0, written: 128 << 10 };
+        let first = limiter.turn(large, SECOND);
+        for _ in 0..1000 {
+            limiter.turn(large, SECOND);
+        }
+        for _ in 0..1000 {
+            limiter.give_back(large);
+        }
+        let next = limiter.turn(large, SECOND);
+        assert!(next > first && next - first <= Duration::from_millis(126), "{:?}", next - first);
     }
 
     #[test]

@@ -77,6 +77,9 @@ impl Default for Options {
     }
 }
 
+/// Requests beyond those that queues may hold by their sizes.
+pub(crate) const REQUEST_RESERVE: usize = 256;
+
 /// Where the memory of one reactor goes, in bytes. The arena is the sum, rounded up to 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
@@ -159,9 +162,9 @@ impl Options {
     }
 
     /// Requests of one reactor: each submission queue entry can have a command under way and a response that is sent but
-    /// not yet seen to be.
+    /// not yet seen to be. The reserve is for the others while queues that hold more than that are being closed.
     pub(crate) fn requests(&self) -> usize {
-        2 * self.receive_slots as usize + 64
+        2 * self.receive_slots as usize + REQUEST_RESERVE
     }
 
     /// The memory formula: `pool_size + receive_slots x (receive page + 64 + 2 x 16) + 4 MiB` per reactor.

@@ -20,6 +20,7 @@ use nvme::status::Status;
 use super::copy::CopyProgress;
 use super::limits::Line;
 use super::locks::LockId;
+use super::options::REQUEST_RESERVE;
 use crate::backend::IoData;
 use crate::mem::Buffer;
 
@@ -347,6 +348,17 @@ impl Requests {
             slot.payload = Vec::new();
         }
         self.free.push(id);
+    }
+
+    /// Whether what is left is the reserve.
+    #[inline]
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.free.len() <= REQUEST_RESERVE
+    }
+
+    /// The queue of each request in use.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().filter(|slot| slot.state != State::Free).map(|slot| slot.queue)
     }
 
     pub(crate) fn in_use(&self) -> usize {

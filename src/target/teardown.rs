@@ -104,6 +104,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     fn drop_waiting(&mut self, id: RequestId, now: Duration) {
+        self.leave_line(id);
         // The other half of a pair is of the same queue, and dropped as well.
         if let Some(extra) = self.requests[id].extra.as_mut()
             && let Some(partner) = extra.partner.take()

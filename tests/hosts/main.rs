@@ -123,6 +123,7 @@ macro_rules! every_scenario {
             raw_paths {
                 ana_states_hold_for_their_listener_and_are_told,
                 ana_state_waits_for_commands_in_progress,
+                ana_state_waits_for_deallocation_and_no_longer,
                 namespaces_move_between_ana_groups,
                 io_follows_the_ana_states_without_an_error,
             }
@@ -182,6 +183,12 @@ mod local {
 
 mod soft {
     every_scenario!(crate::rig::SoftRig);
+
+    /// Needs queue pairs that post no receives.
+    #[test]
+    fn who_takes_no_answers_is_closed_and_nobody_else() {
+        crate::raw_limits::who_takes_no_answers_is_closed_and_nobody_else::<crate::rig::SoftRig>();
+    }
 }
 
 /// What only the in-process provider can be made to do.

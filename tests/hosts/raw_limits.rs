@@ -108,6 +108,29 @@ pub(crate) fn aborts_of_stalled_commands_are_answered_and_harm_nobody<R: Rig>() 
     bystander.check();
 }
 
+pub(crate) fn who_takes_no_answers_is_closed_and_nobody_else<R: Rig>() {
+    let setup = Setup::<R>::with(R::new(), Options { reactors: 1, ..small() });
+    let bystander = setup.bystander();
+    let mut raw = setup.raw();
+    // Small queues that post no receives: far more commands than they have entries are answered, and none of that arrives.
+    let greedy: Vec<_> = (0..220)
+        .map(|_| {
+            let queue = RawQueue { entries: 24, receives: 0, capsule: 64, ..RawQueue::new(1, 2) };
+            raw.queue(queue).expect("a connection")
+        })
+        .collect();
+    for queue in &greedy {
+        for cid in 0..22 {
+            // Refused once the queue is closed.
+            let _ = raw.host.post(*queue, &Sqe::new(0).nsid(1).cid(cid).0);
+        }
+    }
+    assert!(raw.host.end_of(greedy[0], LIMIT).is_some(), "it was not closed");
+    bystander.check();
+    let (mut other, _, io) = setup.ready();
+    other.alive(io);
+}
+
 pub(crate) fn connections_without_a_connect_command_are_closed<R: Rig>() {
     let setup = Setup::<R>::with(R::new(), Options { connect_timeout: Duration::from_secs(1), ..small() });
     let bystander = setup.bystander();

@@ -1,7 +1,7 @@
 //! Two listeners of one target: ANA states of each, what hosts are told, where I/O goes.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside::host::raw::RawQueueId;
 use farside::host::wire::{self, Sqe};
@@ -102,6 +102,40 @@ pub(crate) fn ana_state_waits_for_commands_in_progress<R: Rig>() {
     let response = raw.host.response(io, LIMIT).expect("an answer");
     assert!(response.status().is_success(), "what was in progress goes through: {}", response.status());
     assert_status(&raw.call(io, wire::block_command(8, 1, 0, 1)), Status::ANA_INACCESSIBLE, "what comes later");
+}
+
+/// Dataset Management, whose end is not that of an operation of the disk.
+pub(crate) fn ana_state_waits_for_deallocation_and_no_longer<R: Rig>() {
+    let (setup, addresses) = two_paths::<R>();
+    let (mut raw, _, io) = host(&setup, addresses[1]);
+    setup.faults.stall();
+    let ranges = [wire::dsm_range(0, 8), wire::dsm_range(16, 8)].concat();
+    let mut buffer = raw.host.take(ranges.len()).expect("memory");
+    buffer.as_mut_slice()[..ranges.len()].copy_from_slice(&ranges);
+    let sgl = raw.keyed(&buffer, ranges.len());
+    raw.host.send(io, &Sqe::new(9).nsid(1).cid(0x100).cdw(10, 1).cdw(11, 4).sgl(sgl).0).expect("sent");
+    // It serves the target's READ meanwhile.
+    assert!(raw.host.response(io, Duration::from_millis(300)).is_err(), "the disk did not stall");
+    let target = target(&setup);
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| {
+            target.set_ana_state(NQN, 1, Some(addresses[1]), AnaState::Inaccessible).expect("a state");
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!change.is_finished(), "a deallocation that could still take place was not waited for");
+        setup.faults.release();
+        let begun = Instant::now();
+        while !change.is_finished() && begun.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !change.is_finished() {
+            // Nothing would end this test otherwise.
+            eprintln!("the change waits for a command that is over");
+            std::process::abort();
+        }
+    });
+    assert!(raw.host.response(io, LIMIT).expect("an answer").status().is_success());
+    raw.host.give(buffer);
 }
 
 pub(crate) fn namespaces_move_between_ana_groups<R: Rig>() {
