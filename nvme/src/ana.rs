@@ -65,6 +65,8 @@ struct Entry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AnaStates {
     entries: BTreeMap<(u16, u32), Entry>,
+    /// States of groups that were set through all ports: those of ports to come.
+    everywhere: BTreeMap<u32, AnaState>,
     /// Groups of namespaces.
     groups: BTreeMap<u32, u32>,
     /// Changes of anything in the log page (CHGCNT).
@@ -81,6 +83,22 @@ impl AnaStates {
         let until = (state == AnaState::Change).then_some(until);
         self.entries.insert((port, group), Entry { state, until, changed: self.changes });
         true
+    }
+
+    /// Ports to come have this state too.
+    pub(crate) fn set_everywhere(&mut self, group: u32, state: AnaState) {
+        self.everywhere.insert(group, state);
+    }
+
+    /// A port came; the groups whose state there is not what it would be otherwise. What was set for it before stays. A
+    /// transition does not begin anew: what is in one is not reached there.
+    pub(crate) fn arrive(&mut self, port: u16) -> Vec<u32> {
+        let settled = |state| if state == AnaState::Change { AnaState::Inaccessible } else { state };
+        let states: Vec<_> = self.everywhere.iter().map(|(group, state)| (*group, settled(*state))).collect();
+        let new = states.into_iter().filter(|(group, state)| {
+            !self.entries.contains_key(&(port, *group)) && self.set(port, *group, *state, Duration::ZERO)
+        });
+        new.map(|(group, _)| group).collect()
     }
 
     pub(crate) fn state(&self, port: u16, group: u32) -> AnaState {

@@ -204,7 +204,12 @@ impl Registry {
             return Err(ConfigError::DuplicateListener(listener.addr));
         }
         self.assign_port(&mut listener);
+        let port = listener.portid;
         self.listeners.push(listener);
+        let arrived = self.subsystems.iter_mut().map(|(id, subsystem)| (*id, subsystem.ana.arrive(port)));
+        for (id, groups) in arrived.collect::<Vec<_>>() {
+            groups.into_iter().for_each(|group| self.ana_changed(id, group));
+        }
         self.discovery_changed();
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::ana::{AnaState, MAX_GROUPS};
 pub(super) const DEFAULT_GROUP: u32 = 1;
 
 impl Registry {
-    /// Says how well a group of a subsystem is reached through a listener, or through all of them. What has to end first is for
+    /// Says how well a group of a subsystem is reached through a listener, or through all of them and those to come. What has to end first is for
     /// the caller to wait for: commands in progress on [`Self::namespaces_of_group`].
     ///
     /// # Errors
@@ -35,6 +35,9 @@ impl Registry {
         };
         let until = now.saturating_add(self.config.ana_transition);
         let ana = &mut self.subsystem_mut(id)?.ana;
+        if listener.is_none() {
+            ana.set_everywhere(group, state);
+        }
         let changed = ports.into_iter().filter(|port| ana.set(*port, group, state, until)).count();
         if changed > 0 {
             self.ana_changed(id, group);
@@ -99,7 +102,7 @@ impl Registry {
     }
 
     /// Publishes a group's namespaces and tells the hosts.
-    fn ana_changed(&mut self, id: SubsystemId, group: u32) {
+    pub(super) fn ana_changed(&mut self, id: SubsystemId, group: u32) {
         for nsid in self.namespaces_of_group(id, group) {
             self.events.push_back(Event::Publish { subsystem: id, nsid });
         }

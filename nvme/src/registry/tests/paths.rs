@@ -54,6 +54,27 @@ impl Bench {
 }
 
 #[test]
+fn states_through_all_listeners_hold_for_those_to_come() {
+    let (mut bench, _) = two_paths();
+    bench.set(1, None, AnaState::Inaccessible).unwrap();
+    let late = "10.0.0.3:4420";
+    bench.registry.add_listener(Listener { addr: addr(late), portid: 0, provider: RdmaProvider::RoceV2 }).unwrap();
+    let ctrl = bench.dial(Dial::admin().from(late)).unwrap().ctrl;
+    bench.enable(ctrl);
+    assert_eq!(bench.ana(ctrl), [(1, vec![1, 3], 3)]);
+    let portid = bench.registry.port_of(addr(late));
+    assert_eq!(bench.through(1, portid), Err(Status::ANA_INACCESSIBLE));
+    // One of its own does not go to others.
+    bench.set(1, None, AnaState::Optimized).unwrap();
+    bench.set(1, Some(late), AnaState::NonOptimized).unwrap();
+    let other = "10.0.0.4:4420";
+    bench.registry.add_listener(Listener { addr: addr(other), portid: 0, provider: RdmaProvider::RoceV2 }).unwrap();
+    let ctrl = bench.dial(Dial::admin().from(other)).unwrap().ctrl;
+    bench.enable(ctrl);
+    assert_eq!(bench.ana(ctrl), [(1, vec![1, 3], 1)]);
+}
+
+#[test]
 fn every_state_is_published_for_its_port_and_told_to_all() {
     let (mut bench, [first, second]) = two_paths();
     assert_eq!(bench.ana(first), [(1, vec![1, 3], 1)]);
