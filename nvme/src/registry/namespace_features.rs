@@ -106,7 +106,8 @@ impl Controller {
         if persist && !namespace.config.persistent {
             return Err(Refused::invalid_field(location::CDW11));
         }
-        if !namespace.config.reservations || persist == namespace.reservations.persists() {
+        // What is so already may not be kept yet.
+        if !namespace.config.reservations || !namespace.config.persistent {
             return Ok(Action::Complete(Completion::success(cid)));
         }
         namespace.reservations.set_persist(persist);
@@ -120,14 +121,23 @@ impl Controller {
         let namespace = self.find(cx, set.nsid)?;
         let wanted = WriteProtection::from_wire(set.value & WPS).ok_or(Refused::invalid_field(location::CDW11))?;
         let was = protection(namespace);
+        let keep = namespace.config.persistent;
         if was == wanted {
-            return Ok(Action::Complete(Completion::success(cid)));
+            // Of another host's doing, and that may not be over: writes may still land, and nothing be kept.
+            let protects = namespace.protection != WriteProtection::None;
+            let drain = if protects { Drain::Writes } else { Drain::Nothing };
+            let settle = Settle { subsystem: id, nsid: set.nsid, drain, flush: protects, keep };
+            let completion = Completion::success(cid);
+            return Ok(if protects || keep {
+                Action::Settle { settle, completion }
+            } else {
+                Action::Complete(completion)
+            });
         }
         if namespace.config.read_only || was == WriteProtection::UntilPowerCycle {
             return Err(Refused::at(location::CDW11, Status::FEATURE_NOT_CHANGEABLE.dnr()));
         }
         namespace.protection = wanted;
-        let keep = namespace.config.persistent;
         cx.changes.push(Change::Namespace { subsystem: id, nsid: set.nsid });
         let protects = was == WriteProtection::None;
         let drain = if protects { Drain::Writes } else { Drain::Nothing };

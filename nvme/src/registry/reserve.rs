@@ -71,8 +71,11 @@ impl Registry {
         let keep = was_kept || reservations.persists();
         let mask = namespace.notification_mask;
         let Outcome { notices, preempted, changed } = outcome;
+        let completion = Completion::success(cid);
         if !changed {
-            return Ok(Action::Complete(Completion::success(cid)));
+            // What is so already may not be kept yet: the one who did it could have been cut off, or told that it failed.
+            let settle = Settle { subsystem, nsid, drain: Drain::Nothing, flush: false, keep };
+            return Ok(if keep { Action::Settle { settle, completion } } else { Action::Complete(completion) });
         }
         // Published before anybody is told.
         self.events.push_back(Event::Publish { subsystem, nsid });
@@ -83,7 +86,7 @@ impl Registry {
         }
         let drain = if abort { Drain::Hosts(preempted.into()) } else { Drain::Nothing };
         let settle = Settle { subsystem, nsid, drain, flush: false, keep };
-        Ok(Action::Settle { settle, completion: Completion::success(cid) })
+        Ok(Action::Settle { settle, completion })
     }
 
     fn notify_host(&mut self, subsystem: super::SubsystemId, host: &HostId, what: Notified, nsid: u32) {
