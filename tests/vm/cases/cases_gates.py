@@ -8,7 +8,8 @@ import re
 from cases.allow import REFUSED, RESET
 from cases.registry import FARSIDE, case
 from guest import nvmecli
-from guest.shell import equal, sh, true
+from guest.kmsg import KernelLog
+from guest.shell import equal, true
 
 #: What a refused controller leaves behind besides the message that is looked for.
 END = (*REFUSED, *RESET, (r"nvme nvme\d+: (failed nvme_keep_alive|rdma connection)", "the host gives the controller up"))
@@ -24,9 +25,9 @@ def gate(field: str, offset: int, value: str, message: str, *more: str):
         for wrong in (f"1:{offset}:{value}", *more):
             target.arguments += ["--test-identify", wrong]
         target.start()
-        before = len(sh("dmesg").splitlines())
+        log = KernelLog.from_now()
         nvmecli.connect_is_refused(target.subsystems[0].nqn, target.address)
-        said = "\n".join(sh("dmesg").splitlines()[before:])
+        said = log.close()
         true(f"the kernel says {message!r}, not {said[-600:]!r}", re.search(message, said))
 
     return wrong_field

@@ -6,6 +6,7 @@ from cases.allow import RECONNECT, REFUSED, RESET
 from cases.registry import FARSIDE, case
 from guest import network, nvmecli, shell
 from guest.fio import MIB, Running, fio
+from guest.kmsg import KernelLog
 from guest.shell import eventually, equal, run, sh, true
 from guest.target import NQN, Namespace, Subsystem
 
@@ -57,8 +58,9 @@ def two_targets_of_one_subsystem_need_controller_ids_of_their_own(lab):
     first = lab.serve(subsystem, **small)
     controller = lab.connect(first)
     second = lab.serve(subsystem, port=4421, **small)
+    log = KernelLog.from_now()
     nvmecli.connect_is_refused(subsystem.nqn, second.address, second.port)
-    true("the kernel says why", "Duplicate cntlid" in sh("dmesg"))
+    true("the kernel says why", "Duplicate cntlid" in log.close())
     second.stop()
     apart = lab.serve(subsystem, port=4422, cntlid_min=1000, cntlid_max=1999, **small)
     other = lab.connect(apart)

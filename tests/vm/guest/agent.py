@@ -8,7 +8,6 @@ A request `exit`, or no request for ten minutes, ends the guest. `guest.agent:ru
 
 import importlib
 import json
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from guest import shell  # noqa: E402
+from guest.kmsg import KernelLog  # noqa: E402
 from guest.shell import Failed, Skip  # noqa: E402
 
 IDLE_SECONDS = 600
@@ -26,29 +26,6 @@ _lab = None
 
 class OutOfTime(Exception):
     """The alarm of a request."""
-
-
-class KernelLog:
-    """The kernel's messages since the last look, as (level, text)."""
-
-    def __init__(self):
-        self.device = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-
-    def new(self) -> list[tuple[int, str]]:
-        lines = []
-        while True:
-            try:
-                record = os.read(self.device, 8192).decode(errors="replace")
-            except BlockingIOError:
-                return lines
-            except BrokenPipeError:
-                lines.append((4, "(kernel messages were lost)"))
-                continue
-            head, _, text = record.partition(";")
-            level, _, micros = head.split(",")[:3]
-            text = text.splitlines()[0]
-            if int(level) >> 3 == 0:  # facility 0: the kernel's own
-                lines.append((int(level) & 7, f"[{int(micros) / 1e6:.3f}] {text}"))
 
 
 def lab(shared: Path | None = None, binary: str = "", programs: dict | None = None):
