@@ -1,4 +1,4 @@
-//! Tests that the tables in the documents name exist.
+//! Tests that the tables in the documents name exist, and what stands in a file is compiled.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,4 +82,40 @@ fn every_row_of_the_features_has_a_test_or_a_reason() {
         }
     }
     assert!(count > 80, "only {count} rows");
+}
+
+/// A file that nothing declares is not compiled, and its tests never run.
+#[test]
+fn every_source_file_is_a_module() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "nvme/src", "tests/hosts", "tests/process", "tests/verbs_pair", "tests/bench/core"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let mut outside = Vec::new();
+    for (name, _) in &files {
+        let path = Path::new(name);
+        let (Some(folder), Some(stem)) = (path.parent(), path.file_stem().and_then(|stem| stem.to_str())) else {
+            continue;
+        };
+        if ["main", "lib"].contains(&stem) || path.extension().is_none_or(|ext| ext != "rs") {
+            continue;
+        }
+        // The module of a folder is declared one folder up.
+        let (home, module) = match stem {
+            "mod" => (folder.parent().unwrap(), folder.file_name().unwrap().to_str().unwrap()),
+            _ => (folder, stem),
+        };
+        let declares = |text: &str| {
+            let line = format!("mod {module};");
+            text.lines().map(str::trim).any(|found| found == line || found.ends_with(&format!(" {line}")))
+        };
+        let beside =
+            |file: &str| files.iter().any(|(other, text)| Path::new(other) == home.join(file) && declares(text));
+        if !["mod.rs", "main.rs", "lib.rs"].into_iter().any(beside) {
+            outside.push(name);
+        }
+    }
+    assert!(files.len() > 200, "only {} files found", files.len());
+    assert!(outside.is_empty(), "nothing declares {outside:?}");
 }

@@ -193,3 +193,6 @@ mod soft {
 
 /// What only the in-process provider can be made to do.
 mod local_faults;
+
+/// What takes real time, on the software stack.
+mod neighbours;
