@@ -74,14 +74,9 @@ fn read(mut root: Section<'_, '_>, seen: &mut Seen, problems: &mut Problems<'_>)
         listeners.into_iter().filter_map(|section| read_listener(section, seen, problems)).collect();
     let referrals = root.sections("referral", "referral", problems);
     let referrals = referrals.into_iter().filter_map(|section| read_referral(section, seen, problems)).collect();
-    // Without any, every address is listened on.
-    let fallback: ListenAddress = "0.0.0.0:4420".parse().expect("an address");
-    let is_at = |named: &ListenAddress, one: &ListenAddress| {
-        (named.ip, &named.scope, named.port) == (one.ip, &one.scope, one.port)
-    };
     for (at, named) in &seen.ana_listeners {
-        let known = listeners.iter().any(|one| is_at(named, one)) || listeners.is_empty() && is_at(named, &fallback);
-        if !known {
+        let place = (named.ip, named.scope.clone(), named.port);
+        if !seen.addresses.contains_key(&place) && (*named != ListenAddress::any() || !listeners.is_empty()) {
             let remedy = "name a listener as it is configured, or leave it out for all of them";
             problems.add(*at, "subsystem.ana.listener", format!("{named} is no listener"), remedy);
         }

@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn memory_is_what_the_formula_says() {
         let options = Options::default();
-        // pool_size + receive_slots x (page + 64 + 32) + 4 MiB, with 64 more requests, rounded up to 2 MiB.
-        let formula = (64 << 20) + 4096 * (4096 + 64 + 32) + (4 << 20) + 64 * 16;
+        // pool_size + receive_slots x (page + 64 + 32) + 4 MiB, with the reserve of requests, rounded up to 2 MiB.
+        let formula = (64 << 20) + 4096 * (4096 + 64 + 32) + (4 << 20) + REQUEST_RESERVE * 16;
         assert_eq!(options.memory_plan().arena, usize::next_multiple_of(formula, 2 << 20));
         let wide = Options { in_capsule_data: 12_288, ..options };
         assert_eq!(wide.memory_plan().pool, (64 << 20) + 4096 * 16_384);
