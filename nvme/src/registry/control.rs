@@ -10,6 +10,20 @@ use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId, Subs
 use crate::aer::Notice;
 use crate::nqn::Nqn;
 
+/// A namespace that was taken away and may come back.
+#[derive(Debug)]
+pub struct TakenNamespace {
+    id: SubsystemId,
+    namespace: Namespace,
+}
+
+/// A subsystem that was taken away and may come back.
+#[derive(Debug)]
+pub struct TakenSubsystem {
+    id: SubsystemId,
+    subsystem: Subsystem,
+}
+
 impl Registry {
     /// Adds a subsystem without namespaces.
     ///
@@ -32,11 +46,39 @@ impl Registry {
     /// # Errors
     /// There is none.
     pub fn remove_subsystem(&mut self, id: SubsystemId) -> Result<(), ConfigError> {
-        let removed = self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
-        let namespaces = removed.namespaces.into_keys();
-        self.events.extend(namespaces.map(|nsid| Event::Publish { subsystem: id, nsid }));
+        let taken = self.take_subsystem(id)?;
+        self.subsystem_gone(taken);
+        Ok(())
+    }
+
+    /// Takes a subsystem away with all that it is. Hosts are not told: [`Self::subsystem_gone`] does that, and
+    /// [`Self::put_subsystem_back`] makes it what it was, its controllers included.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn take_subsystem(&mut self, id: SubsystemId) -> Result<TakenSubsystem, ConfigError> {
+        let subsystem = self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        self.events.extend(subsystem.namespaces.keys().map(|nsid| Event::Publish { subsystem: id, nsid: *nsid }));
+        Ok(TakenSubsystem { id, subsystem })
+    }
+
+    /// A subsystem that was taken away will not come back: its controllers are killed.
+    pub fn subsystem_gone(&mut self, taken: TakenSubsystem) {
+        let id = taken.id;
         self.kill_where(KillReason::SubsystemRemoved, |controller| controller.association.subsystem == id);
         self.discovery_changed();
+    }
+
+    /// Puts back a subsystem that was taken away. Whoever checks commands opens its namespaces anew.
+    ///
+    /// # Errors
+    /// Another one of its NQN came in the meantime.
+    pub fn put_subsystem_back(&mut self, taken: TakenSubsystem) -> Result<(), ConfigError> {
+        let TakenSubsystem { id, subsystem } = taken;
+        if self.find_subsystem(&subsystem.nqn).is_some() {
+            return Err(ConfigError::DuplicateNqn(subsystem.nqn.to_string()));
+        }
+        self.subsystems.insert(id, subsystem);
         Ok(())
     }
 
@@ -62,21 +104,29 @@ impl Registry {
     /// # Errors
     /// Its configuration breaks a rule, or its identifier or UUID exists.
     pub fn add_namespace(&mut self, id: SubsystemId, config: NamespaceConfig) -> Result<(), ConfigError> {
-        let mut namespace = Namespace::new(config, self.config.max_namespaces)?;
-        let config = &namespace.config;
-        if self.subsystem_mut(id)?.namespaces.contains_key(&config.nsid) {
-            return Err(ConfigError::DuplicateNsid(config.nsid));
-        }
-        // Hosts know a disk by its identifiers, across subsystems too.
-        let mut others = self.subsystems.values().flat_map(|s| s.namespaces.values());
-        if others.any(|other| other.same_identity(config)) {
-            return Err(ConfigError::DuplicateUuid(config.uuid));
-        }
         let nsid = config.nsid;
-        namespace.audience = self.audience(namespace.config.hosts.as_deref())?;
-        self.subsystem_mut(id)?.namespaces.insert(nsid, namespace);
-        self.namespace_changed(id, nsid);
+        self.insert_namespace(id, config)?;
+        self.namespace_came(id, nsid);
         Ok(())
+    }
+
+    /// Adds a namespace. Hosts that ask see it, and are not told: [`Self::namespace_came`] does that.
+    ///
+    /// # Errors
+    /// Its configuration breaks a rule, or its identifier or UUID exists.
+    pub fn insert_namespace(&mut self, id: SubsystemId, config: NamespaceConfig) -> Result<(), ConfigError> {
+        let mut namespace = Namespace::new(config, self.config.max_namespaces)?;
+        self.check_identity(id, &namespace.config)?;
+        namespace.audience = self.audience(namespace.config.hosts.as_deref())?;
+        let nsid = namespace.config.nsid;
+        self.subsystem_mut(id)?.namespaces.insert(nsid, namespace);
+        self.events.push_back(Event::Publish { subsystem: id, nsid });
+        Ok(())
+    }
+
+    /// A namespace that was inserted stays: hosts are told.
+    pub fn namespace_came(&mut self, id: SubsystemId, nsid: u32) {
+        self.namespace_changed(id, nsid);
     }
 
     /// Removes a namespace. New commands must be refused (publish the views) before what is outstanding is drained.
@@ -84,8 +134,51 @@ impl Registry {
     /// # Errors
     /// There is no such subsystem or namespace.
     pub fn remove_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<(), ConfigError> {
-        let removed = self.subsystem_mut(id)?.namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
-        self.namespace_changed_for(id, nsid, |host| removed.audience.sees(host));
+        let taken = self.take_namespace(id, nsid)?;
+        self.namespace_gone(&taken);
+        Ok(())
+    }
+
+    /// Takes a namespace away with all that it remembers: reservations, protection, ANA group. Hosts are not told:
+    /// [`Self::namespace_gone`] does that, and [`Self::put_namespace_back`] makes it what it was.
+    ///
+    /// # Errors
+    /// There is no such subsystem or namespace.
+    pub fn take_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<TakenNamespace, ConfigError> {
+        let namespaces = &mut self.subsystem_mut(id)?.namespaces;
+        let namespace = namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        self.events.push_back(Event::Publish { subsystem: id, nsid });
+        Ok(TakenNamespace { id, namespace })
+    }
+
+    /// A namespace that was taken away will not come back: hosts are told.
+    pub fn namespace_gone(&mut self, taken: &TakenNamespace) {
+        let TakenNamespace { id, namespace } = taken;
+        self.namespace_changed_for(*id, namespace.config.nsid, |host| namespace.audience.sees(host));
+    }
+
+    /// Puts back a namespace that was taken away. Whoever checks commands opens it anew.
+    ///
+    /// # Errors
+    /// Its subsystem is gone, or its identifier or UUID came to another one in the meantime.
+    pub fn put_namespace_back(&mut self, taken: TakenNamespace) -> Result<(), ConfigError> {
+        let TakenNamespace { id, namespace } = taken;
+        self.check_identity(id, &namespace.config)?;
+        self.subsystem_mut(id)?.namespaces.insert(namespace.config.nsid, namespace);
+        Ok(())
+    }
+
+    /// Whether a namespace of these identifiers may come.
+    fn check_identity(&self, id: SubsystemId, config: &NamespaceConfig) -> Result<(), ConfigError> {
+        let subsystem = self.subsystems.get(&id).ok_or(ConfigError::NoSuchSubsystem)?;
+        if subsystem.namespaces.contains_key(&config.nsid) {
+            return Err(ConfigError::DuplicateNsid(config.nsid));
+        }
+        // Hosts know a disk by its identifiers, across subsystems too.
+        let mut others = self.subsystems.values().flat_map(|s| s.namespaces.values());
+        if others.any(|other| other.same_identity(config)) {
+            return Err(ConfigError::DuplicateUuid(config.uuid));
+        }
         Ok(())
     }
 

@@ -46,6 +46,7 @@ pub use config::{
     RdmaProvider, Referral, RegistryConfig, SubsystemConfig,
 };
 pub use connect::{Connected, QueueContext};
+pub use control::{TakenNamespace, TakenSubsystem};
 pub use subsystem::WriteProtection;
 
 use controller::Controller;

@@ -160,3 +160,37 @@ fn errors_name_the_object_and_the_rule() {
         assert!(error.to_string().contains(words), "{error}");
     }
 }
+
+#[test]
+fn what_was_taken_away_comes_back_as_it_was_and_hosts_hear_only_of_what_stays_away() {
+    let mut bench = Bench::new();
+    let (id, ctrl) = (bench.subsystem, bench.host());
+    bench.admin(ctrl, &aer(1));
+    bench.registry.set_write_protection(id, 3, WriteProtection::Protected).unwrap();
+    bench.all_events();
+    bench.log(ctrl, 4, false, 0, 4096).unwrap();
+    bench.admin(ctrl, &aer(2));
+    let publish = |nsid| Event::Publish { subsystem: id, nsid };
+    let taken = bench.registry.take_namespace(id, 3).unwrap();
+    assert_eq!(bench.all_events(), [publish(3)]);
+    assert_eq!(bench.registry.namespace_view(id, 3), None);
+    // Another one has its place: it cannot come back before that is gone, and is handed back for nothing.
+    bench.registry.insert_namespace(id, NamespaceConfig { uuid: [9; 16], nguid: [9; 16], ..namespace(3) }).unwrap();
+    let other = bench.registry.take_namespace(id, 3).unwrap();
+    assert_eq!(bench.all_events(), [publish(3), publish(3)], "nobody is told");
+    bench.registry.put_namespace_back(taken).unwrap();
+    assert_eq!(bench.registry.put_namespace_back(other), Err(ConfigError::DuplicateNsid(3)));
+    assert!(bench.registry.namespace_view(id, 3).unwrap().read_only, "its protection is not what it was");
+    assert_eq!(bench.all_events(), []);
+
+    let taken = bench.registry.take_subsystem(id).unwrap();
+    assert_eq!(bench.all_events(), [publish(1), publish(3)]);
+    assert!(bench.dial(Dial::admin()).is_err());
+    bench.registry.put_subsystem_back(taken).unwrap();
+    assert_eq!(bench.all_events(), [], "its controllers live");
+    assert!(bench.dial(Dial::admin()).is_ok());
+    let taken = bench.registry.take_namespace(id, 3).unwrap();
+    bench.registry.namespace_gone(&taken);
+    let told = Event::CompleteHeld { ctrl, completion: Completion::with_result(2, 0x0004_0002) };
+    assert!(bench.all_events().contains(&told), "what stays away is told");
+}
