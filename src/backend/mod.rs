@@ -38,6 +38,7 @@ pub use memory::Memory;
 pub use null::Null;
 pub use ring::{Ring, RingError, RingHandle, RingOptions};
 pub use spec::{BackendSpec, Source, open};
+pub(crate) use spec::{place_of, same_place};
 pub use storage::Storage;
 
 use crate::mem::Buffer;

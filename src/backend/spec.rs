@@ -1,6 +1,8 @@
 //! What to open, in words of the configuration.
 
-use std::path::PathBuf;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::block;
@@ -47,6 +49,33 @@ pub enum Source {
         /// Bytes.
         size: u64,
     },
+}
+
+impl Source {
+    /// Where a file or device is.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } | Self::Device { path } => Some(path),
+            Self::Memory { .. } | Self::Null { .. } => None,
+        }
+    }
+
+    /// Whether both are the same file or device, by whatever names.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.path().zip(other.path()).is_some_and(|(one, other)| same_place(one, other))
+    }
+}
+
+/// Whether two paths lead to one file or device.
+pub(crate) fn same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| std::fs::metadata(path).ok().map(|metadata| place_of(&metadata));
+    one == other || place(one).is_some_and(|found| place(other) == Some(found))
+}
+
+/// What tells a file or device from others, whatever its name.
+pub(crate) fn place_of(metadata: &Metadata) -> (u64, u64) {
+    let device = metadata.file_type().is_block_device();
+    if device { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
 }
 
 impl BackendSpec {

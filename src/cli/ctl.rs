@@ -277,7 +277,8 @@ fn text(request: &Request, answer: &Value) -> String {
         (_, Value::String(text)) => text.clone(),
         (Request::Apply { .. }, answer) if items(answer, "changes").is_empty() => "nothing changes\n".into(),
         (_, answer) if answer.get("changes").is_some() => {
-            items(answer, "changes").iter().fold(String::new(), |text, change| text + word(change) + "\n")
+            let changes = items(answer, "changes").iter();
+            changes.fold(String::new(), |text, change| text + word(change) + "\n") + &draining(answer)
         }
         (_, Value::Object(keys)) => {
             keys.iter().fold(String::new(), |text, (key, value)| text + &format!("{key}: {value}\n"))
@@ -327,6 +328,7 @@ fn status(answer: &Value) -> String {
             );
         }
     }
+    text += &draining(answer);
     for one in items(answer, "controllers") {
         let _ = writeln!(
             text,
@@ -353,6 +355,17 @@ fn status(answer: &Value) -> String {
         );
     }
     text
+}
+
+/// Namespaces that are gone and whose storage is not closed yet.
+fn draining(answer: &Value) -> String {
+    let line = |one: &Value| {
+        let (nsid, nqn, backend) = (&one["nsid"], word(&one["nqn"]), word(&one["backend"]));
+        format!(
+            "draining   namespace {nsid} of {nqn}: commands on it have not ended; {backend} is closed when they do\n"
+        )
+    };
+    items(answer, "draining").iter().map(line).collect()
 }
 
 /// A line per stage of each.
@@ -432,6 +445,10 @@ mod tests {
         let apply = Request::Apply { config: String::new(), dry_run: true };
         assert_eq!(text(&apply, &json!({"changes": ["+ a", "- b"]})), "+ a\n- b\n");
         assert_eq!(text(&apply, &json!({"changes": []})), "nothing changes\n");
+        let slow = json!({"changes": ["- b"], "draining": [{"nqn": "nqn.x", "nsid": 3, "backend": "/d"}]});
+        let says = "draining   namespace 3 of nqn.x: commands on it have not ended; /d is closed when they do\n";
+        assert_eq!(text(&apply, &slow), format!("- b\n{says}"));
+        assert!(status(&slow).ends_with(says));
         assert_eq!(text(&Request::Config, &json!("x = 1\n")), "x = 1\n");
         let shown = status(&json!({
             "version": "1", "provider": "soft", "uptime_seconds": 5, "listeners": ["192.0.2.1:4420"],

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::net::UdpSocket;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread;
 
@@ -15,7 +15,7 @@ use super::keys::{HostSpec, read_secret};
 use super::problem::Problem;
 use super::size::Bytes;
 use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
-use crate::backend::Source;
+use crate::backend::{Source, place_of};
 use crate::target::TargetError;
 
 /// Something to be looked at.
@@ -166,7 +166,7 @@ fn check_source(namespace: &NamespaceSpec) -> Result<Option<(u64, u64)>, (String
             _ => {}
         }
     }
-    Ok(Some(if device { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }))
+    Ok(Some(place_of(&metadata)))
 }
 
 /// Whether a file that is to be made can be.

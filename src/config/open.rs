@@ -44,8 +44,15 @@ fn resolve(listener: &ListenAddress) -> Result<SocketAddr, TargetError> {
 impl SubsystemSpec {
     /// Opens what it is to serve.
     pub(crate) fn open(&self) -> Result<target::SubsystemSpec, TargetError> {
-        let namespaces =
-            self.namespaces.iter().map(|namespace| namespace.open(&self.nqn)).collect::<Result<Vec<_>, _>>()?;
+        self.open_with(|namespace| namespace.open(&self.nqn))
+    }
+
+    /// The same, where something else opens its namespaces.
+    pub(crate) fn open_with<E: From<TargetError>>(
+        &self,
+        open: impl FnMut(&NamespaceSpec) -> Result<target::NamespaceSpec, E>,
+    ) -> Result<target::SubsystemSpec, E> {
+        let namespaces = self.namespaces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let mut ana = Vec::with_capacity(self.ana.len());
         for one in &self.ana {
             let listener = one.listener.as_ref().map(resolve).transpose()?;

@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tracing::{info, warn};
 
+use super::carry_out::carry_out;
 use super::edit::edited;
-use super::plan::{Change, plan, renewed};
+use super::plan::{Change, arrange, plan, renewed};
 use super::protocol::{Failure, Request};
 use super::{metrics, report};
-use crate::backend::Source;
+use crate::backend::{Source, same_place};
 use crate::config::Config;
 use crate::target::Target;
 
@@ -122,37 +122,50 @@ impl Manager {
     ) -> Result<Value, Failure> {
         let mut changes = plan(running, &wanted)?;
         changes.extend(more);
+        arrange(&mut changes);
+        self.check_draining(&changes)?;
         let new: Vec<_> = changes.iter().filter_map(Change::addition).collect();
         let problems = wanted.check_additions("request", &new);
         if !problems.is_empty() {
             return Err(problems.into());
         }
+        let mut draining = Vec::new();
         if !dry_run {
-            self.carry_out(&changes)?;
-            if wanted.options.log != running.options.log {
-                self.set_log(&wanted.options.log)?;
+            let (before, after) = (&running.options.log, &wanted.options.log);
+            if before != after {
+                self.set_log(after)?;
             }
+            draining = carry_out(&self.target, &changes).inspect_err(|_| {
+                if before != after {
+                    let _ = self.set_log(before);
+                }
+            })?;
             self.target.set_histograms(wanted.options.histograms);
             *running = wanted;
         }
-        Ok(json!({ "changes": changes.iter().map(ToString::to_string).collect::<Vec<_>>() }))
+        let mut answer = json!({ "changes": changes.iter().map(ToString::to_string).collect::<Vec<_>>() });
+        if !draining.is_empty() {
+            answer["draining"] = report::draining(&draining);
+        }
+        Ok(answer)
     }
 
-    /// All of the steps, or none.
-    fn carry_out(&self, changes: &[Change]) -> Result<(), Failure> {
-        for (done, change) in changes.iter().enumerate() {
-            let Err(failure) = change.carry_out(&self.target) else {
-                info!("changed: {change}");
-                continue;
-            };
-            warn!("refused: {change}: {failure}");
-            for change in changes[..done].iter().rev().map(Change::inverse) {
-                match change.carry_out(&self.target) {
-                    Ok(()) => info!("taken back: {change}"),
-                    Err(failure) => warn!("could not be taken back: {change}: {failure}"),
+    /// Storage that commands of a removed namespace are still under way on cannot be served anew.
+    fn check_draining(&self, changes: &[Change]) -> Result<(), Failure> {
+        let draining = self.target.draining();
+        for change in changes.iter().filter(|change| change.adds()) {
+            let (nqn, namespaces) = change.namespaces();
+            for (spec, path) in namespaces.iter().filter_map(|spec| Some((spec, spec.backend.source.path()?))) {
+                if let Some(old) = draining.iter().find(|old| same_place(Path::new(&old.backend), path)) {
+                    let reason = format!(
+                        "{} is not closed yet: commands on namespace {} of {}, which was removed, have not ended",
+                        old.backend, old.nsid, old.nqn
+                    );
+                    let remedy =
+                        "look at the disk behind it; serve it when `farside ctl status` lists it no more as draining";
+                    return Err(Failure::new(format!("namespace {} of {nqn}", spec.nsid), reason, remedy));
                 }
             }
-            return Err(failure);
         }
         Ok(())
     }

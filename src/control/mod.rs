@@ -4,9 +4,10 @@
 //! `{"error": {"object": .., "reason": .., "remedy": ..}}` out, in order. [`Client`] speaks it.
 //!
 //! Every change is a change of the configuration: the running one is edited, the result is checked as a file would be, the
-//! difference ([`plan`]) is carried out step by step, and if a step fails those before it are taken back. So what runs, what
+//! difference ([`plan`]) is carried out step by step, and if a step fails everything is put back as it was. So what runs, what
 //! `config` shows and what `save` writes are always one and the same.
 
+mod carry_out;
 mod client;
 mod edit;
 mod manager;

@@ -88,13 +88,29 @@ impl Change {
         }
     }
 
-    /// Takes the step.
+    /// The namespaces that come or go with it, and the NQN of their subsystem.
+    pub(super) fn namespaces(&self) -> (&str, &[NamespaceSpec]) {
+        match self {
+            Self::AddSubsystem(spec) | Self::RemoveSubsystem(spec) => (&spec.nqn, &spec.namespaces),
+            Self::AddNamespace(nqn, spec) | Self::RemoveNamespace(nqn, spec) => (nqn, std::slice::from_ref(spec)),
+            _ => ("", &[]),
+        }
+    }
+
+    /// What it adds is served.
+    pub(super) fn adds(&self) -> bool {
+        matches!(self, Self::AddSubsystem(_) | Self::AddNamespace(..))
+    }
+
+    /// What it removes was served.
+    pub(super) fn removes(&self) -> bool {
+        matches!(self, Self::RemoveSubsystem(_) | Self::RemoveNamespace(..))
+    }
+
+    /// Takes the step, where it is one that only changes what is there.
     pub(super) fn carry_out(&self, target: &Target) -> Result<(), Failure> {
         match self {
-            Self::AddSubsystem(spec) => target.add_subsystem(&spec.open()?)?,
-            Self::RemoveSubsystem(spec) => target.remove_subsystem(&spec.nqn)?,
-            Self::AddNamespace(nqn, spec) => target.add_namespace(nqn, &spec.open(nqn)?)?,
-            Self::RemoveNamespace(nqn, spec) => target.remove_namespace(nqn, spec.nsid)?,
+            Self::AddSubsystem(_) | Self::RemoveSubsystem(_) | Self::AddNamespace(..) | Self::RemoveNamespace(..) => {}
             Self::AllowHost(nqn, host) => target.allow_host(nqn, host)?,
             Self::RemoveHost(nqn, host) => target.remove_host(nqn, host)?,
             Self::AllowAnyHost(nqn, allow) => target.set_allow_any_host(nqn, *allow)?,
@@ -205,7 +221,7 @@ fn source(spec: &NamespaceSpec) -> String {
     }
 }
 
-/// The steps from one configuration to another. What goes comes first: a file, an address or an NSID may move.
+/// The steps from one configuration to another, in the order of [`arrange`].
 ///
 /// # Errors
 /// Something differs that only a restart changes.
@@ -237,7 +253,34 @@ pub fn plan(old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
     // ANA states may name a listener.
     gone.extend(after.iter().filter(|one| missing(&before, one)).cloned().map(Change::AddListener));
     gone.append(&mut come);
+    arrange(&mut gone);
     Ok(gone)
+}
+
+/// What can fail comes first, and what hosts cannot get over comes last: listeners, what has to go for something to come in its
+/// place (an NSID, a file, an identifier may move), what comes, what changes, and then what merely goes.
+pub(super) fn arrange(changes: &mut [Change]) {
+    let come: Vec<Change> = changes.iter().filter(|change| change.adds()).cloned().collect();
+    changes.sort_by_key(|change| match change {
+        Change::RemoveListener(_) | Change::AddListener(_) => 0,
+        change if change.removes() && come.iter().any(|one| takes_place(one, change)) => 1,
+        change if change.adds() => 2,
+        change if change.removes() => 4,
+        _ => 3,
+    });
+}
+
+/// Whether what comes can only come when the other is gone.
+fn takes_place(come: &Change, gone: &Change) -> bool {
+    let ((new_nqn, new), (old_nqn, old)) = (come.namespaces(), gone.namespaces());
+    let subsystem = matches!(gone, Change::RemoveSubsystem(_)) && matches!(come, Change::AddSubsystem(_));
+    let shares = |a: &NamespaceSpec, b: &NamespaceSpec| {
+        let identifier = a.configured_uuid.is_some() && a.configured_uuid == b.configured_uuid
+            || a.configured_nguid.is_some() && a.configured_nguid == b.configured_nguid
+            || a.eui64 != [0; 8] && a.eui64 == b.eui64;
+        identifier || (new_nqn == old_nqn && a.nsid == b.nsid) || a.backend.source.is_same(&b.backend.source)
+    };
+    (subsystem && new_nqn == old_nqn) || new.iter().any(|a| old.iter().any(|b| shares(a, b)))
 }
 
 /// What differs inside of a subsystem that stays.
@@ -423,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_comes_first_and_the_way_back_is_the_inverse() {
+    fn what_goes_comes_last_but_where_something_takes_its_place_and_the_way_back_is_the_inverse() {
         let old = config(
             &(subsystem("a", "", &["null = \"1G\"", "file = \"/x\""]) + &subsystem("b", "", &["null = \"1G\""])),
             "[[listener]]\naddress = \"192.0.2.1\"",
@@ -436,11 +479,11 @@ mod tests {
         assert_eq!(
             steps(&old, &new),
             [
-                "- namespace 2 of nqn.2024-01.io.example:a: file /x",
-                "- subsystem nqn.2024-01.io.example:b (1 namespaces)",
                 "- listener 192.0.2.1:4420",
                 "+ listener 192.0.2.2:4420",
+                "- namespace 2 of nqn.2024-01.io.example:a: file /x",
                 "+ subsystem nqn.2024-01.io.example:c (1 namespaces)",
+                "- subsystem nqn.2024-01.io.example:b (1 namespaces)",
             ]
         );
         for change in &changes {

@@ -11,7 +11,7 @@ use crate::target::TargetError;
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// What is served, to whom, and how much was done: subsystems, listeners, controllers with their queues, counters; and why
-    /// the latest queues ended.
+    /// the latest queues ended, and what drains.
     Status,
     /// The metrics as text in Prometheus' exposition format.
     Metrics,
@@ -38,7 +38,7 @@ pub enum Request {
         /// `nqn`, `serial`, `namespace`, ..
         subsystem: Map<String, Value>,
     },
-    /// Removes a subsystem; its hosts are disconnected.
+    /// Removes a subsystem; its hosts are disconnected. What is said of [`Self::RemoveNamespace`] holds for its namespaces.
     RemoveSubsystem {
         /// Its NQN.
         nqn: String,
@@ -50,7 +50,9 @@ pub enum Request {
         /// `file`, `size`, ..
         namespace: Map<String, Value>,
     },
-    /// Removes a namespace.
+    /// Removes a namespace. The answer has `draining`, a list of `nqn`, `nsid` and `backend`, where commands have not ended
+    /// within 10 s: hosts have the namespace no more, and its storage is closed when they do. So it is with
+    /// [`Self::Apply`] and [`Self::Status`].
     RemoveNamespace {
         /// NQN of its subsystem.
         nqn: String,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::target::{
-    Cause, ControllerStatus, Counters, Disconnect, Ends, Latencies, Latency, LatencyReport, NamespaceStatus,
+    Cause, ControllerStatus, Counters, Disconnect, Draining, Ends, Latencies, Latency, LatencyReport, NamespaceStatus,
     QueueLatency, Stage, Status, SubsystemStatus,
 };
 
@@ -18,6 +18,7 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
         "subsystems": status.subsystems.iter().map(subsystem).collect::<Vec<_>>(),
         "listeners": status.listeners.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "controllers": status.controllers.iter().map(controller).collect::<Vec<_>>(),
+        "draining": draining(&status.draining),
         "counters": {
             "connections_accepted": counters.connections_accepted,
             "connections_rejected": counters.connections_rejected,
@@ -31,6 +32,12 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
             "receive_slots_used": counters.slots_used,
         },
     })
+}
+
+/// Namespaces that are gone and whose storage is not closed yet.
+pub(super) fn draining(all: &[Draining]) -> Value {
+    let one = |one: &Draining| json!({ "nqn": one.nqn, "nsid": one.nsid, "backend": one.backend });
+    all.iter().map(one).collect()
 }
 
 /// Causes that there were, each with its queues.

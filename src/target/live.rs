@@ -1,9 +1,8 @@
 //! Changes of a running target, and what it looks like at a moment.
 //!
 //! A change happens in an order that no host can see through: the registry refuses or takes it, every reactor acts on it, and
-//! only then are hosts told (what the registry has for them is held back meanwhile). A removed namespace is taken away from
-//! new commands first; its storage is closed when the last command on it has ended. A refused change leaves everything as it
-//! was. One change at a time.
+//! only then are hosts told (what the registry has for them is held back meanwhile). A refused change leaves everything as it
+//! was. One change at a time. How things go is in [`super::removal`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,19 +19,15 @@ use super::builder::{
     NamespaceSpec, SubsystemSpec, Target, TargetError, limit_hosts, namespace_config, set_first_states,
 };
 use super::limits::Limiter;
-use super::locks::NamespaceKey;
-use super::namespace::{IoCounters, Published};
+use super::namespace::{Instance, IoCounters, Published};
 use super::reactor::Reactor;
+use super::removal::{DrainBook, Draining};
 use super::shared::{Control, ControlMessage};
-use super::ticket::Ticket;
 use crate::config::derive_serial;
 use crate::rdma::{Provider, RdmaError};
 
 /// How long reactors have to acknowledge a change: they never block, so this is a machine that stands still.
 const ACKNOWLEDGED: Duration = Duration::from_secs(5);
-
-/// How long a removed namespace's commands have to end before the caller is told that they have not.
-const DRAINED: Duration = Duration::from_secs(10);
 
 /// One more namespace for a reactor to open.
 #[derive(Clone, Debug)]
@@ -41,48 +36,13 @@ pub(crate) struct OpenNamespace {
     answer: Sender<Result<(), TargetError>>,
 }
 
-/// A removed namespace whose commands have not all ended.
-#[derive(Debug)]
-pub(crate) struct Retiring {
-    key: NamespaceKey,
-    index: u32,
-    /// Held for their drop by those who wait for the end.
-    tickets: Vec<Ticket>,
-}
-
 impl<P: Provider> Reactor<P> {
-    /// Opens a namespace while the target runs.
+    /// Opens a namespace while the target runs, or has one back that was taken away and is not closed yet.
     pub(crate) fn open_live(&mut self, order: OpenNamespace) {
-        let opened = self.open_namespace(order.published).map_err(TargetError::from);
+        let OpenNamespace { published, answer } = order;
+        let opened = if self.revive(&published) { Ok(()) } else { self.open_namespace(published) };
         // Nobody may be waiting any more.
-        let _ = order.answer.send(opened);
-    }
-
-    /// Takes a namespace away from new commands; its storage is closed when nothing is in progress on it.
-    pub(crate) fn retire(&mut self, key: NamespaceKey) {
-        if let Some(index) = self.namespaces.remove(key) {
-            self.retiring.push(Retiring { key, index, tickets: Vec::new() });
-        }
-    }
-
-    /// Lets go of the ticket when the storage of a removed namespace is closed.
-    pub(crate) fn retired(&mut self, key: NamespaceKey, ticket: Ticket) {
-        if let Some(retiring) = self.retiring.iter_mut().find(|one| one.key == key) {
-            retiring.tickets.push(ticket);
-        }
-        self.retire_drained();
-    }
-
-    /// Closes the storage of removed namespaces that no command refers to any more.
-    pub(crate) fn retire_drained(&mut self) {
-        let Self { retiring, namespaces, requests, .. } = self;
-        retiring.retain(|one| {
-            let used = namespaces[one.index].pending > 0 || requests.on_namespace(one.index);
-            if !used {
-                namespaces.vacate(one.index);
-            }
-            used
-        });
+        let _ = answer.send(opened.map_err(TargetError::from));
     }
 }
 
@@ -94,14 +54,16 @@ pub(crate) struct Live {
     listener_map: Option<ListenerMap>,
     /// Held during a change.
     one_at_a_time: Mutex<()>,
+    /// Removed namespaces whose storage is open.
+    pub(super) draining: Arc<DrainBook>,
 }
 
 impl Live {
     pub(crate) fn new(listener_map: Option<ListenerMap>) -> Self {
-        Self { listener_map, one_at_a_time: Mutex::new(()) }
+        Self { listener_map, one_at_a_time: Mutex::new(()), draining: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         self.one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -123,7 +85,7 @@ fn stopped(object: &str) -> TargetError {
     TargetError::new(object, "the target does not answer: it is stopping", "")
 }
 
-fn refused(object: String, error: ConfigError) -> TargetError {
+pub(super) fn refused(object: String, error: ConfigError) -> TargetError {
     TargetError::new(object, error, "")
 }
 
@@ -136,6 +98,8 @@ pub struct Status {
     pub listeners: Vec<SocketAddr>,
     /// Controllers, those of the discovery subsystem included.
     pub controllers: Vec<ControllerStatus>,
+    /// Namespaces that were removed and whose storage is not closed yet.
+    pub draining: Vec<Draining>,
 }
 
 /// One subsystem of a [`Status`].
@@ -202,7 +166,7 @@ impl Target {
     /// What it looks like right now.
     pub fn status(&self) -> Status {
         let now = self.running.now();
-        self.control(|control| status(control, now))
+        Status { draining: self.draining(), ..self.control(|control| status(control, now)) }
     }
 
     /// Serves one more subsystem, with its namespaces.
@@ -226,22 +190,12 @@ impl Target {
         });
         let id = added.map_err(|error| refused(format!("subsystem {}", spec.nqn), error))?;
         let mut namespaces = spec.namespaces.iter();
-        let added = namespaces.try_for_each(|namespace| self.open_namespace(id, &spec.nqn, namespace));
+        let added = namespaces.try_for_each(|namespace| self.open_and_tell(id, &spec.nqn, namespace));
         let added = added.and_then(|()| self.control(|control| set_first_states(&mut control.registry, spec)));
         if added.is_err() {
-            let _ = self.close_subsystem(id, &spec.nqn);
+            let _ = self.detach_subsystem(id, &spec.nqn).map(|taken| self.gone(vec![taken]));
         }
         added
-    }
-
-    /// Serves a subsystem no more: its controllers are disconnected, its storage is let go.
-    ///
-    /// # Errors
-    /// It is not served, or commands on it have not ended within 10 s.
-    pub fn remove_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
-        let _guard = self.live.lock();
-        let id = self.find(nqn)?;
-        self.close_subsystem(id, nqn)
     }
 
     /// Serves one more namespace; connected hosts are told.
@@ -250,18 +204,26 @@ impl Target {
     /// The subsystem is not served, the NSID or the UUID exists, or the backend does not fit: nothing changed.
     pub fn add_namespace(&self, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
         let _guard = self.live.lock();
-        let id = self.find(nqn)?;
-        self.open_namespace(id, nqn, spec)
+        self.open_and_tell(self.find(nqn)?, nqn, spec)
     }
 
-    /// Serves a namespace no more; connected hosts are told. When it returns, the storage is let go.
-    ///
-    /// # Errors
-    /// It is not served, or commands on it have not ended within 10 s.
-    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
+    /// Serves one more namespace. Hosts that ask see it, and are not told: [`Self::namespace_came`] does that.
+    pub(crate) fn insert_namespace(&self, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
         let _guard = self.live.lock();
-        let id = self.find(nqn)?;
-        self.close_namespace((id, nsid), nqn)
+        self.open_namespace(self.find(nqn)?, nqn, spec)
+    }
+
+    /// A namespace that was inserted stays: hosts are told.
+    pub(crate) fn namespace_came(&self, nqn: &str, nsid: u32) {
+        if let Ok(id) = self.find(nqn) {
+            self.control(|control| control.registry.namespace_came(id, nsid));
+        }
+    }
+
+    fn open_and_tell(&self, id: SubsystemId, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
+        self.open_namespace(id, nqn, spec)?;
+        self.control(|control| control.registry.namespace_came(id, spec.nsid));
+        Ok(())
     }
 
     /// Looks at the size of a namespace's storage and has hosts see it. Returns it, in logical blocks.
@@ -370,7 +332,7 @@ impl Target {
 
 impl Target {
     /// Runs `work` on the registry and carries out what follows.
-    fn control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
+    pub(super) fn control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
         let (mut work, mut result) = (Some(work), None);
         self.running.control(&mut |control| result = work.take().map(|work| work(control)));
         result.expect("the work is run once")
@@ -385,7 +347,7 @@ impl Target {
         (result, HeldEvents(self))
     }
 
-    fn find(&self, nqn: &str) -> Result<SubsystemId, TargetError> {
+    pub(super) fn find(&self, nqn: &str) -> Result<SubsystemId, TargetError> {
         let found =
             Nqn::lenient(nqn).ok().and_then(|name| self.control(|control| control.registry.find_subsystem(&name)));
         found.ok_or_else(|| refused(format!("subsystem {nqn}"), ConfigError::NoSuchSubsystem))
@@ -409,8 +371,8 @@ impl Target {
         let key = (id, spec.nsid);
         let object = || format!("namespace {} of {nqn}", spec.nsid);
         let reactors = self.served().reactors;
-        let (added, _held) = self.control_held(|control| {
-            control.registry.add_namespace(id, config)?;
+        let added = self.control(|control| {
+            control.registry.insert_namespace(id, config)?;
             let view = control.registry.namespace_view(id, spec.nsid);
             let gate = control.registry.namespace_gate(id, spec.nsid).map(Arc::new);
             let published = view.map(|view| Published::new(id, nqn, view, gate, spec, reactors));
@@ -421,12 +383,12 @@ impl Target {
         let opened = self.open_everywhere(published, &object());
         if opened.is_err() {
             // Some reactor could not open it: none keeps it.
-            let _ = self.close_namespace(key, nqn);
+            let _ = self.detach_namespace(key, nqn).map(|taken| self.close(vec![taken]));
         }
         opened
     }
 
-    fn open_everywhere(&self, published: Published, object: &str) -> Result<(), TargetError> {
+    pub(super) fn open_everywhere(&self, published: Published, object: &str) -> Result<(), TargetError> {
         let (answer, answers) = unbounded();
         let told = self.running.open(&OpenNamespace { published, answer });
         let mut outcome = Ok(());
@@ -436,48 +398,6 @@ impl Target {
             outcome = outcome.and(opened);
         }
         outcome
-    }
-
-    /// Takes a namespace away, in an order that no host can see through, and waits until its storage is closed.
-    fn close_namespace(&self, key: NamespaceKey, nqn: &str) -> Result<(), TargetError> {
-        let (removed, held) = self.control_held(|control| {
-            control.registry.remove_namespace(key.0, key.1)?;
-            control.published.remove(&key);
-            Ok(())
-        });
-        removed.map_err(|error| refused(format!("namespace {} of {nqn}", key.1), error))?;
-        self.running.settle(key, Drain::Nothing);
-        drop(held);
-        self.wait_closed(key, nqn)
-    }
-
-    /// Waits until every reactor has closed a removed namespace's storage.
-    fn wait_closed(&self, key: NamespaceKey, nqn: &str) -> Result<(), TargetError> {
-        let (done, closed) = bounded(1);
-        let ticket = Ticket::new(move || {
-            let _ = done.send(());
-        });
-        self.running.retire(key, &ticket);
-        drop(ticket);
-        closed.recv_timeout(DRAINED).map_err(|_| {
-            let seconds = DRAINED.as_secs();
-            TargetError::new(
-                format!("namespace {} of {nqn}", key.1),
-                format!("commands on it have not ended within {seconds} s; its storage is closed when they do"),
-                "look at the disk behind it",
-            )
-        })
-    }
-
-    fn close_subsystem(&self, id: SubsystemId, nqn: &str) -> Result<(), TargetError> {
-        let nsids = self.control(|control| {
-            let nsids: Vec<u32> = control.published_of(id).map(|(nsid, _)| nsid).collect();
-            control.published.retain(|(subsystem, _), _| *subsystem != id);
-            control.forget_limits(id);
-            control.registry.remove_subsystem(id).map(|()| nsids)
-        });
-        let nsids = nsids.map_err(|error| refused(format!("subsystem {nqn}"), error))?;
-        nsids.into_iter().map(|nsid| self.wait_closed((id, nsid), nqn)).fold(Ok(()), Result::and)
     }
 
     /// The listener first: what the discovery log names can be connected to.
@@ -553,6 +473,7 @@ fn status(control: &Control, now: Duration) -> Status {
         subsystems: subsystems.collect(),
         listeners: registry.listeners().iter().map(|listener| listener.addr).collect(),
         controllers: controllers.collect(),
+        draining: Vec::new(),
     }
 }
 
@@ -567,6 +488,7 @@ impl Published {
     ) -> Self {
         let counters = (0..reactors).map(|_| IoCounters::default()).collect();
         let limiter = Arc::new(Limiter::new(spec.limits));
-        Self { subsystem, nqn: nqn.into(), view, gate, limiter, backend: Arc::clone(&spec.backend), counters }
+        let (instance, backend) = (Instance::next(), Arc::clone(&spec.backend));
+        Self { instance, subsystem, nqn: nqn.into(), view, gate, limiter, backend, counters }
     }
 }

@@ -7,7 +7,8 @@
 //! data      buffer and credits reserved -> RDMA READs
 //! execute   backend, registry
 //! data      RDMA WRITEs and the response behind them
-//! live      changes of a running target: namespaces, subsystems, hosts, listeners come and go
+//! live      changes of a running target: namespaces, subsystems, hosts, listeners come
+//! removal   and go
 //! shutdown  flushes before a shutdown is called complete
 //! teardown  error state -> flushed -> destroyed -> forgotten
 //! ```
@@ -40,6 +41,7 @@ mod private_data;
 mod publish;
 mod queue;
 mod reactor;
+mod removal;
 mod request;
 mod reserve;
 mod shared;
@@ -58,5 +60,7 @@ pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, Subsystem
 pub use nvme::auth::{Group, Hash, HostAuth, Secret};
 pub use nvme::registry::{Admission, AnaState, Duplicates, RdmaProvider, Referral, WriteProtection};
 pub use options::{MemoryPlan, Options};
+pub use removal::Draining;
+pub(crate) use removal::Taken;
 #[cfg(test)]
 pub(crate) use simulated::SimTarget;

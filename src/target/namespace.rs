@@ -67,6 +67,7 @@ impl IoCounters {
 /// A namespace as it is published to the reactors.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
+    pub(crate) instance: Instance,
     pub(crate) subsystem: SubsystemId,
     pub(crate) nqn: Arc<str>,
     pub(crate) view: NamespaceView,
@@ -78,7 +79,25 @@ pub(crate) struct Published {
     pub(crate) counters: Arc<[IoCounters]>,
 }
 
+impl Published {
+    pub(crate) fn key(&self) -> NamespaceKey {
+        (self.subsystem, self.view.nsid)
+    }
+}
+
+/// Tells a namespace from those that have its identifier before and after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Instance(u64);
+
+impl Instance {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 pub(crate) struct Namespace {
+    pub(crate) instance: Instance,
     pub(crate) key: NamespaceKey,
     pub(crate) view: NamespaceView,
     /// What keeps commands of some hosts out.
@@ -181,14 +200,10 @@ impl Namespaces {
     pub(crate) fn add(&mut self, published: Published, context: &QueueContext) -> Result<(), BackendError> {
         let queue = published.backend.open_queue(context)?;
         let polled = !queue.completes_on_ring();
-        let place = self.place(published.subsystem);
-        let nsid = published.view.nsid as usize;
-        let ids = &mut self.subsystems[place as usize].1;
-        if ids.len() <= nsid {
-            ids.resize(nsid + 1, 0);
-        }
+        let key = published.key();
         let namespace = Namespace {
-            key: (published.subsystem, published.view.nsid),
+            instance: published.instance,
+            key,
             view: published.view,
             gate: published.gate,
             limiter: published.limiter,
@@ -209,7 +224,7 @@ impl Namespaces {
         } else {
             self.list[at] = namespace;
         }
-        ids[nsid] = at as u32 + 1;
+        self.list_at(key, at as u32);
         Ok(())
     }
 
@@ -243,6 +258,24 @@ impl Namespaces {
             *entry = 0;
         }
         Some(at)
+    }
+
+    /// Commands find a removed namespace again that was not vacated.
+    pub(crate) fn revive(&mut self, at: u32, published: &Published) {
+        let namespace = &mut self[at];
+        namespace.removed = false;
+        namespace.set_view(published.view, published.gate.clone());
+        self.list_at(published.key(), at);
+    }
+
+    /// Has commands find a namespace.
+    fn list_at(&mut self, (subsystem, nsid): NamespaceKey, at: u32) {
+        let place = self.place(subsystem) as usize;
+        let (ids, nsid) = (&mut self.subsystems[place].1, nsid as usize);
+        if ids.len() <= nsid {
+            ids.resize(nsid + 1, 0);
+        }
+        ids[nsid] = at + 1;
     }
 
     /// Indices of the namespaces of a subsystem, by its place.

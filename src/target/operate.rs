@@ -18,6 +18,7 @@ use super::keeper::Keeper;
 use super::limits::Limits;
 use super::live::OpenNamespace;
 use super::locks::NamespaceKey;
+use super::namespace::Instance;
 use super::shared::{Control, ControlMessage, Message, Shared};
 use super::ticket::Ticket;
 use crate::rdma::Provider;
@@ -34,7 +35,7 @@ pub(crate) trait Running: Send + Sync {
     fn open(&self, order: &OpenNamespace) -> usize;
 
     /// Has every reactor let go of the ticket when it has closed a removed namespace's storage.
-    fn retire(&self, key: NamespaceKey, ticket: &Ticket);
+    fn retire(&self, instance: Instance, ticket: &Ticket);
 
     /// Has every thread let go of the ticket in its next round.
     fn turns(&self, ticket: Ticket);
@@ -81,8 +82,8 @@ impl<P: Provider> Running for Arc<Shared<P>> {
         self.reactors.len()
     }
 
-    fn retire(&self, key: NamespaceKey, ticket: &Ticket) {
-        self.broadcast(|| Message::Retire { key, ticket: ticket.clone() });
+    fn retire(&self, instance: Instance, ticket: &Ticket) {
+        self.broadcast(|| Message::Retire { instance, ticket: ticket.clone() });
     }
 
     fn turns(&self, ticket: Ticket) {

@@ -17,12 +17,12 @@ use tracing::{debug, error, warn};
 
 use super::abort::PendingAbort;
 use super::limits::Turn;
-use super::live::Retiring;
 use super::memory::Memory;
 use super::namespace::Namespaces;
 use super::pace::Pace;
 use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
+use super::removal::Retiring;
 use super::request::{Requests, State, Tag, TagKind};
 use super::shared::{ControlMessage, Message, QueueKey, Shared};
 use super::shutdown::ShutdownFlush;
@@ -378,7 +378,7 @@ impl<P: Provider> Reactor<P> {
                 Message::OpenNamespace(order) => self.open_live(order),
                 Message::Timing(on) => self.set_timing(on),
                 Message::Turns(ticket) => drop(ticket),
-                Message::Retire { key, ticket } => self.retired(key, ticket),
+                Message::Retire { instance, ticket } => self.retired(instance, ticket),
                 Message::Drain => self.draining_since = Some(now),
             }
         }

@@ -25,7 +25,7 @@ use super::limits::Limiter;
 use super::live::OpenNamespace;
 use super::locks::{LockId, LockTable, NamespaceKey, RangeLock};
 use super::mailbox::Mailbox;
-use super::namespace::{IoCounters, Published};
+use super::namespace::{Instance, IoCounters, Published};
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
 use super::ticket::Ticket;
@@ -246,7 +246,7 @@ pub(crate) enum Message<P: Provider> {
     /// Let go of the ticket: this reactor turns.
     Turns(Ticket),
     /// Let go of the ticket when the storage of a removed namespace is closed.
-    Retire { key: NamespaceKey, ticket: Ticket },
+    Retire { instance: Instance, ticket: Ticket },
     /// Finish what is under way, disconnect everything, end.
     Drain,
 }

@@ -9,6 +9,7 @@ mod rig;
 mod latency;
 mod live;
 mod load;
+mod plans;
 mod raw_access;
 mod raw_admin;
 mod raw_auth;
@@ -156,6 +157,10 @@ macro_rules! every_scenario {
                 hosts_are_let_in_and_put_out,
                 listeners_come_and_go,
                 status_tells_who_is_connected,
+            }
+            plans {
+                a_plan_that_fails_half_way_loses_nothing,
+                a_removal_that_waits_for_a_disk_is_no_refusal,
             }
             latency {
                 latencies_are_what_the_host_measures,

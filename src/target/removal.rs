@@ -1,0 +1,304 @@
+//! Namespaces and subsystems go: away from new commands at once, from their hosts when that holds, from their storage when the
+//! last command on it has ended.
+//!
+//! What a plan of several changes takes away is a [`Taken`] until the plan has succeeded. Hosts are not told before, and what is
+//! put back is what was there: the same storage, reservations, write protection, counters and controllers.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, bounded};
+use nvme::registry::{ConfigError, Drain, SubsystemId, TakenNamespace, TakenSubsystem};
+
+use super::builder::{Target, TargetError};
+use super::live::refused;
+use super::locks::NamespaceKey;
+use super::namespace::{Instance, Published};
+use super::reactor::Reactor;
+use super::ticket::Ticket;
+use crate::backend::{Backend, Null};
+use crate::rdma::Provider;
+
+/// How long a removed namespace's commands have to end before the caller is told that they have not.
+const DRAINED: Duration = Duration::from_secs(10);
+
+/// A namespace that hosts do not have any more, and whose storage is not closed: commands on it have not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draining {
+    /// NQN of the subsystem that it was of.
+    pub nqn: String,
+    /// The NSID that it had; another one may have it by now.
+    pub nsid: u32,
+    /// What stands behind it.
+    pub backend: String,
+}
+
+/// All that drain.
+#[derive(Debug, Default)]
+pub(crate) struct DrainBook(Mutex<BTreeMap<Instance, Draining>>);
+
+impl DrainBook {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Instance, Draining>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Draining> {
+        self.lock().values().cloned().collect()
+    }
+}
+
+/// A removed namespace whose commands have not all ended, on one reactor.
+#[derive(Debug)]
+pub(crate) struct Retiring {
+    instance: Instance,
+    index: u32,
+    /// Held for their drop by those who wait for the end.
+    tickets: Vec<Ticket>,
+}
+
+impl<P: Provider> Reactor<P> {
+    /// Takes a namespace away from new commands; its storage is closed when nothing is in progress on it.
+    pub(crate) fn retire(&mut self, key: NamespaceKey) {
+        if let Some(index) = self.namespaces.remove(key) {
+            let instance = self.namespaces[index].instance;
+            self.retiring.push(Retiring { instance, index, tickets: Vec::new() });
+        }
+    }
+
+    /// Lets go of the ticket when the storage of a removed namespace is closed.
+    pub(crate) fn retired(&mut self, instance: Instance, ticket: Ticket) {
+        if let Some(retiring) = self.retiring.iter_mut().find(|one| one.instance == instance) {
+            retiring.tickets.push(ticket);
+        }
+        self.retire_drained();
+    }
+
+    /// Closes the storage of removed namespaces that no command refers to any more.
+    pub(crate) fn retire_drained(&mut self) {
+        let Self { retiring, namespaces, requests, .. } = self;
+        retiring.retain(|one| {
+            let used = namespaces[one.index].pending > 0 || requests.on_namespace(one.index);
+            if !used {
+                namespaces.vacate(one.index);
+            }
+            used
+        });
+    }
+
+    /// Has a removed namespace back whose storage is still open here; whether there is one.
+    pub(crate) fn revive(&mut self, published: &Published) -> bool {
+        let same = |one: &Retiring| one.instance == published.instance;
+        let Some(at) = self.retiring.iter().position(same) else { return false };
+        let index = self.retiring.remove(at).index;
+        self.namespaces.revive(index, published);
+        true
+    }
+}
+
+/// A namespace or a subsystem that was taken away. It has to be given to [`Target::put_back`] or [`Target::gone`].
+#[derive(Debug)]
+pub(crate) struct Taken {
+    nqn: String,
+    id: SubsystemId,
+    /// `None`: hosts were told that it is gone.
+    what: Option<What>,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+enum What {
+    Namespace(TakenNamespace),
+    Subsystem(TakenSubsystem),
+}
+
+/// A namespace of it.
+#[derive(Debug)]
+struct Part {
+    nsid: u32,
+    published: Published,
+    closed: bool,
+}
+
+impl Target {
+    /// Serves a subsystem no more: its controllers are disconnected, its storage is let go. Returns the namespaces that have
+    /// not let go of theirs within 10 s; see [`Self::draining`].
+    ///
+    /// # Errors
+    /// It is not served.
+    pub fn remove_subsystem(&self, nqn: &str) -> Result<Vec<Draining>, TargetError> {
+        Ok(self.gone(vec![self.take_subsystem(nqn)?]))
+    }
+
+    /// Serves a namespace no more; connected hosts are told. When it returns, the storage is let go, unless the namespace is
+    /// what is returned: commands on it have not ended within 10 s; see [`Self::draining`].
+    ///
+    /// # Errors
+    /// It is not served.
+    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Vec<Draining>, TargetError> {
+        Ok(self.gone(vec![self.take_namespace(nqn, nsid)?]))
+    }
+
+    /// Namespaces that were removed and whose commands have not ended. The storage of each is closed, and can be served again,
+    /// when they do.
+    pub fn draining(&self) -> Vec<Draining> {
+        self.live.draining.all()
+    }
+
+    /// Takes a namespace away from new commands, on every reactor. Hosts are not told.
+    pub(crate) fn take_namespace(&self, nqn: &str, nsid: u32) -> Result<Taken, TargetError> {
+        let _guard = self.live.lock();
+        self.detach_namespace((self.find(nqn)?, nsid), nqn)
+    }
+
+    pub(super) fn detach_namespace(&self, key: NamespaceKey, nqn: &str) -> Result<Taken, TargetError> {
+        let (id, nsid) = key;
+        let taken = self.control(|control| {
+            let taken = control.registry.take_namespace(id, nsid)?;
+            Ok((taken, control.published.remove(&key)))
+        });
+        let (taken, published) = taken.map_err(|error| refused(format!("namespace {nsid} of {nqn}"), error))?;
+        let parts = published.map(|published| Part { nsid, published, closed: false }).into_iter().collect();
+        self.running.settle(key, Drain::Nothing);
+        Ok(Taken { nqn: nqn.to_owned(), id, what: Some(What::Namespace(taken)), parts })
+    }
+
+    /// Takes a subsystem away: no host connects to it, and its namespaces take no new commands. Hosts are not told.
+    pub(crate) fn take_subsystem(&self, nqn: &str) -> Result<Taken, TargetError> {
+        let _guard = self.live.lock();
+        self.detach_subsystem(self.find(nqn)?, nqn)
+    }
+
+    pub(super) fn detach_subsystem(&self, id: SubsystemId, nqn: &str) -> Result<Taken, TargetError> {
+        let taken = self.control(|control| {
+            let taken = control.registry.take_subsystem(id)?;
+            let all = std::mem::take(&mut control.published);
+            let (parts, others) = all.into_iter().partition(|((subsystem, _), _)| *subsystem == id);
+            control.published = others;
+            Ok((taken, parts))
+        });
+        let (taken, parts): (_, BTreeMap<NamespaceKey, Published>) =
+            taken.map_err(|error| refused(format!("subsystem {nqn}"), error))?;
+        if let Some((last, _)) = parts.last_key_value() {
+            // Reactors read their mail in order: who knows of the last one knows of all.
+            self.running.settle(*last, Drain::Nothing);
+        }
+        let part = |((_, nsid), published)| Part { nsid, published, closed: false };
+        let parts = parts.into_iter().map(part).collect();
+        Ok(Taken { nqn: nqn.to_owned(), id, what: Some(What::Subsystem(taken)), parts })
+    }
+
+    /// Closes the storage of one namespace of what was taken away, for something else to open it.
+    ///
+    /// # Errors
+    /// Commands on it have not ended within 10 s.
+    pub(crate) fn close_taken(&self, taken: &mut Taken, nsid: u32) -> Result<(), TargetError> {
+        let Taken { nqn, parts, .. } = taken;
+        let Some(part) = parts.iter_mut().find(|part| part.nsid == nsid && !part.closed) else { return Ok(()) };
+        let (done, closed) = bounded(1);
+        self.running.retire(part.published.instance, &Ticket::new(move || drop(done)));
+        if !has_closed(&closed, Instant::now() + DRAINED) {
+            return Err(TargetError::new(
+                format!("namespace {nsid} of {nqn}"),
+                format!(
+                    "commands on it have not ended within {} s, so that its storage cannot move",
+                    DRAINED.as_secs()
+                ),
+                "look at the disk behind it",
+            ));
+        }
+        part.closed = true;
+        part.published.backend = Arc::new(Null::new(0));
+        Ok(())
+    }
+
+    /// Makes what was taken away what it was. `reopen` opens the storage of a namespace where it was closed.
+    ///
+    /// # Errors
+    /// Storage could not be opened again, or something else took the place: what could be put back was.
+    pub(crate) fn put_back(
+        &self,
+        taken: Taken,
+        reopen: impl Fn(u32) -> Result<Arc<dyn Backend>, TargetError>,
+    ) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        let Taken { nqn, id, what, parts } = taken;
+        let put = self.control(|control| match what {
+            Some(What::Namespace(namespace)) => control.registry.put_namespace_back(namespace),
+            Some(What::Subsystem(subsystem)) => control.registry.put_subsystem_back(subsystem),
+            None => Err(ConfigError::NoSuchSubsystem),
+        });
+        put.map_err(|error| refused(nqn.clone(), error))?;
+        let mut outcome = Ok(());
+        for part in parts {
+            let reopened = if part.closed { reopen(part.nsid) } else { Ok(part.published.backend.clone()) };
+            let opened = reopened.and_then(|backend| {
+                let published = self.control(|control| {
+                    let view = control.registry.namespace_view(id, part.nsid).unwrap_or(part.published.view);
+                    let gate = control.registry.namespace_gate(id, part.nsid).map(Arc::new);
+                    let published = Published { view, gate, backend, ..part.published };
+                    control.published.insert((id, part.nsid), published.clone());
+                    published
+                });
+                self.open_everywhere(published, &format!("namespace {} of {nqn}", part.nsid))
+            });
+            outcome = outcome.and(opened);
+        }
+        outcome
+    }
+
+    /// What was taken away does not come back: hosts are told, and storage is closed. Returns the namespaces that have not
+    /// closed theirs within 10 s.
+    pub(crate) fn gone(&self, mut all: Vec<Taken>) -> Vec<Draining> {
+        for taken in &mut all {
+            let (id, what) = (taken.id, taken.what.take());
+            self.control(|control| match what {
+                Some(What::Namespace(namespace)) => control.registry.namespace_gone(&namespace),
+                Some(What::Subsystem(subsystem)) => {
+                    control.forget_limits(id);
+                    control.registry.subsystem_gone(subsystem);
+                }
+                None => {}
+            });
+        }
+        self.close(all)
+    }
+
+    /// The same, where hosts never heard of it.
+    pub(crate) fn close(&self, all: Vec<Taken>) -> Vec<Draining> {
+        let waits: Vec<_> = all.into_iter().flat_map(|taken| self.begin_close(taken)).collect();
+        let end = Instant::now() + DRAINED;
+        let open = waits.into_iter().filter(|(_, closed)| !has_closed(closed, end));
+        open.map(|(draining, _)| draining).collect()
+    }
+
+    fn begin_close(&self, taken: Taken) -> Vec<(Draining, Receiver<()>)> {
+        let Taken { nqn, parts, .. } = taken;
+        let open = parts.into_iter().filter(|part| !part.closed);
+        open.map(|Part { nsid, published, .. }| {
+            let draining = Draining { nqn: nqn.clone(), nsid, backend: published.backend.info().name };
+            let instance = published.instance;
+            drop(published);
+            (draining.clone(), self.wait_closed(instance, draining))
+        })
+        .collect()
+    }
+
+    /// Ends when every reactor has closed a removed namespace's storage.
+    fn wait_closed(&self, instance: Instance, draining: Draining) -> Receiver<()> {
+        let (done, closed) = bounded(1);
+        let book = Arc::clone(&self.live.draining);
+        book.lock().insert(instance, draining);
+        let ticket = Ticket::new(move || {
+            book.lock().remove(&instance);
+            drop(done);
+        });
+        self.running.retire(instance, &ticket);
+        closed
+    }
+}
+
+/// Whether the other end was let go before this moment. Nothing is ever sent.
+fn has_closed(closed: &Receiver<()>, end: Instant) -> bool {
+    matches!(closed.recv_deadline(end), Err(crossbeam::channel::RecvTimeoutError::Disconnected))
+}
