@@ -32,7 +32,8 @@ pub(super) fn text(status: &Status, counters: &Counters, latency: &LatencyReport
     one("controllers", "gauge", "Controllers.", counters.controllers as u64);
     one("queues", "gauge", "Connected queues.", counters.queues as u64);
     one("commands", "gauge", "Commands under way.", counters.requests as u64);
-    one("pool_used_bytes", "gauge", "Data buffers and receive pages in use.", counters.pool_used as u64);
+    one("pool_used_bytes", "gauge", "Data buffers in use.", counters.pool_used as u64);
+    one("pages_used_bytes", "gauge", "Receive pages in use.", counters.pages_used as u64);
     one("receive_slots_used", "gauge", "Receive slots in use.", counters.slots_used as u64);
     let ends: Vec<_> =
         Cause::ALL.iter().map(|cause| (format!("{{cause=\"{}\"}}", cause.name()), counters.ends.of(*cause))).collect();
@@ -199,7 +200,7 @@ mod tests {
         assert!(text.contains("\nfarside_queues 7\n"), "{text}");
         assert!(text.contains("farside_namespace_reads_total{nqn=\"nqn.\\\"x\\\"\",nsid=\"2\"} 20\n"), "{text}");
         let families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
-        assert_eq!(families.len(), 14);
+        assert_eq!(families.len(), 15);
         for family in &families {
             let name = family.split(' ').nth(2).unwrap();
             let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name)).count();

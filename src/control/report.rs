@@ -28,6 +28,7 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
             "queues_ended": ended(&counters.ends),
             "commands": counters.requests,
             "pool_bytes_used": counters.pool_used,
+            "page_bytes_used": counters.pages_used,
             "admin_pool_bytes_used": counters.admin_pool_used,
             "receive_slots_used": counters.slots_used,
         },

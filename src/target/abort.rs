@@ -139,10 +139,7 @@ impl<P: Provider> Reactor<P> {
             | State::LockWait
             | State::Locked => {
                 self.leave_line(id);
-                self.wait_buffer.retain(|other| *other != id);
-                self.wait_admin_buffer.retain(|other| *other != id);
-                // The next in line may be content with less.
-                self.buffers_returned = true;
+                self.leave_buffer_line(id);
                 let queue = &mut self.queues[at as usize];
                 queue.wait_credits.retain(|other| *other != id);
                 if queue.detour == Detour::First(id) {

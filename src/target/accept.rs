@@ -15,6 +15,7 @@ use super::private_data::{QueueRequest, RejectStatus};
 use super::queue::{CloseReason, Life, Queue};
 use super::reactor::Reactor;
 use super::request::{Tag, TagKind};
+use super::share::STRANGERS;
 use super::shared::{Activity, ControlMessage, QueueKey};
 use crate::rdma::{ConnParams, Endpoint, Incoming, Provider, QpOptions, RecvQueue};
 
@@ -52,6 +53,7 @@ impl<P: Provider> Reactor<P> {
             Err(error) => return Err((Some(incoming), RejectStatus::NoResources, error.to_string())),
         };
         let (peer, local, conn) = (incoming.peer(), incoming.local(), incoming.conn());
+        self.reclaim_receives(entries, at);
         let Some(device) = self.devices[at].as_mut() else {
             return Err((Some(incoming), RejectStatus::NoResources, "the device is gone".into()));
         };
@@ -64,8 +66,11 @@ impl<P: Provider> Reactor<P> {
         if send_wr <= EXTRA_SENDS {
             return Err((Some(incoming), RejectStatus::NoResources, format!("the device allows {send_wr} sends")));
         }
-        let shared_receives =
-            request.qid != 0 && device.shared_depth > 0 && device.wanted + entries <= device.shared_depth;
+        let room = device.shared_depth > 0 && device.wanted + entries <= device.shared_depth;
+        // Receives in a shared queue cannot be taken back when the queues that they were for are gone: what is short elsewhere is
+        // there, and an admin queue uses it too.
+        let short = (self.memory.free_slots.len() as u32) < entries;
+        let shared_receives = room && (request.qid != 0 || short);
         let own = if shared_receives { 0 } else { entries };
         if own > caps.max_qp_wr {
             return Err((
@@ -98,6 +103,7 @@ impl<P: Provider> Reactor<P> {
             association: None,
             activity: Arc::new(Activity::default()),
             shared_receives,
+            share: STRANGERS,
             in_capsule: if request.qid == 0 { ADMIN_IN_CAPSULE } else { self.shared.options.in_capsule_data },
             sq_entries: entries,
             sqhd: 0,
@@ -108,6 +114,7 @@ impl<P: Provider> Reactor<P> {
             wait_credits: VecDeque::with_capacity(entries as usize),
             wait_reads: VecDeque::with_capacity(entries as usize),
             fenced: VecDeque::new(),
+            progress: 0,
             executing: 0,
             detour: Detour::None,
         });
@@ -144,6 +151,21 @@ impl<P: Provider> Reactor<P> {
             }
         }
         Ok(())
+    }
+
+    /// Where receives are short, devices without queues let go of those in their shared queues: they are opened anew when
+    /// somebody connects through them.
+    fn reclaim_receives(&mut self, entries: u32, except: usize) {
+        if self.memory.free_slots.len() >= entries as usize {
+            return;
+        }
+        for at in 0..self.devices.len() {
+            let posts = self.devices[at].as_ref().is_some_and(|device| device.posted > 0);
+            if at != except && posts && !self.queues.iter().any(|(_, queue)| queue.device == at) {
+                debug!(reactor = self.index, "a device without connections lets go of its receives");
+                self.drop_device(at);
+            }
+        }
     }
 
     /// Posts the receives of a new queue: its own, or what the shared queue lacks. `false` when memory is short.

@@ -84,6 +84,8 @@ causes! {
     SubsystemReset = "subsystem_reset",
     /// No Connect command came, or none that succeeded.
     NeverConnected = "never_connected",
+    /// The host took no answers, or gave no data, while others waited for the buffers of its commands.
+    KeepsBuffers = "keeps_buffers",
     /// The target stops.
     TargetStops = "target_stops",
     /// The connection could not be accepted.
@@ -117,6 +119,7 @@ impl CloseReason {
                 WcStatus::RnrRetryExceeded => Cause::RnrRetryExceeded,
                 WcStatus::Success | WcStatus::Other(_) => Cause::OtherStatus,
             },
+            Self::KeepsBuffers => Cause::KeepsBuffers,
             Self::Protocol(_) => Cause::RefusedCapsule,
             Self::ControllerReset => Cause::ControllerReset,
             Self::ControllerShutdown => Cause::ControllerShutdown,

@@ -23,8 +23,10 @@ pub struct Counters {
     pub queues: usize,
     /// Commands under way.
     pub requests: usize,
-    /// Bytes of data buffers and receive pages in use.
+    /// Bytes of data buffers in use.
     pub pool_used: usize,
+    /// Bytes of receive pages in use: those of posted receives, and those with the in-capsule data of commands under way.
+    pub pages_used: usize,
     /// Bytes of admin buffers in use.
     pub admin_pool_used: usize,
     /// Receive slots in use.
@@ -83,6 +85,7 @@ pub(crate) fn count<P: Provider>(shared: &Shared<P>) -> Counters {
         counters.receives_free += port.free_slots.load(Ordering::Relaxed) as usize;
         counters.requests += port.gauges.requests.load(Ordering::Relaxed);
         counters.pool_used += port.gauges.pool_used.load(Ordering::Relaxed);
+        counters.pages_used += port.gauges.pages_used.load(Ordering::Relaxed);
         counters.admin_pool_used += port.gauges.admin_pool_used.load(Ordering::Relaxed);
         counters.slots_used += port.gauges.slots_used.load(Ordering::Relaxed);
     }

@@ -1,5 +1,7 @@
 //! Buffers, credits and RDMA: what a command needs before it runs, how its data move, how it is answered.
 //!
+//! Buffers come first, by the shares of hosts (`share`).
+//!
 //! Credits: a queue pair's send queue holds one entry per RDMA READ, per RDMA WRITE and per response. A request reserves all
 //! of its entries before anything is posted; READs give theirs back one by one when they complete, WRITEs and the response
 //! together when the response does. RDMA READs are a second budget, what the peer lets us have outstanding: a command with more
@@ -13,10 +15,10 @@ use tracing::warn;
 
 use super::latency::Stage;
 use super::limits::Line;
-use super::memory::Memory;
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, MAX_DESCRIPTORS, Request, RequestId, State, Tag, TagKind};
+use super::share::Of;
 use crate::mutation::{self, Mutation};
 use crate::rdma::{Access, Endpoint, PostError, Provider, QpId, SendOp, SendWr, Sge};
 
@@ -27,34 +29,38 @@ impl<P: Provider> Reactor<P> {
         if self.requests[id].line != Line::None && !self.has_its_turn(id, now) {
             return;
         }
-        let request = &mut self.requests[id];
+        let request = &self.requests[id];
         if request.needs_buffer() {
-            let admin = self.queues[request.queue as usize].is_admin();
-            let waits = if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer };
-            if !waits.is_empty() || !take_buffers(request, &mut self.memory, admin) {
+            let follows = request.extra.is_some() && self.requests.follows(id);
+            let request = &mut self.requests[id];
+            let queue = &self.queues[request.queue as usize];
+            request.share = queue.share;
+            if !self.shares.take(Of::queue(queue.is_admin()), id, request, follows, &mut self.memory) {
                 request.state = State::WaitBuffer;
-                waits.push_back(id);
                 return;
             }
         }
         self.reserve_credits(id, now);
     }
 
-    /// Buffers came back: the oldest waiters first, until one has to wait on.
+    /// Buffers came back: waiting requests go on, in their order, as far as there are enough.
     pub(crate) fn serve_buffer_waits(&mut self, now: Duration) {
         if !self.memory.starved.is_empty() {
             self.feed_starved();
         }
-        for admin in [true, false] {
-            loop {
-                let waits = if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer };
-                let Some(id) = waits.front().copied() else { break };
-                if !take_buffers(&mut self.requests[id], &mut self.memory, admin) {
-                    break;
-                }
-                if admin { &mut self.wait_admin_buffer } else { &mut self.wait_buffer }.pop_front();
+        for of in Of::BOTH {
+            while let Some(id) = self.shares.serve(of, &mut self.requests, &mut self.memory) {
                 self.reserve_credits(id, now);
             }
+        }
+    }
+
+    /// A request that waits for buffers waits no more. Who comes next may be content with less.
+    pub(crate) fn leave_buffer_line(&mut self, id: RequestId) {
+        let request = &self.requests[id];
+        if request.state == State::WaitBuffer {
+            self.shares.leave_line(id, request.share);
+            self.buffers_returned = true;
         }
     }
 
@@ -206,6 +212,7 @@ impl<P: Provider> Reactor<P> {
         if queue.life != Life::Live {
             return;
         }
+        queue.progress = queue.progress.wrapping_add(1);
         queue.read_credits += 1;
         queue.send_credits += 1;
         let request = &mut self.requests[id];
@@ -273,7 +280,7 @@ impl<P: Provider> Reactor<P> {
             return self.close_queue(at, CloseReason::ConnectionLost, now);
         }
         if !to_host || mutation::is_on(Mutation::BufferReusedEarly) {
-            self.buffers_returned |= return_buffers(request, &mut self.memory);
+            self.buffers_returned |= self.shares.give(request, &mut self.memory);
         }
         queue.outstanding = queue.outstanding.saturating_sub(1);
         let sqhd = queue.next_sqhd();
@@ -324,13 +331,14 @@ impl<P: Provider> Reactor<P> {
         if queue.life != Life::Live {
             return;
         }
+        queue.progress = queue.progress.wrapping_add(1);
         queue.send_credits += u32::from(request.credits);
         let waits = !queue.wait_credits.is_empty();
         if self.timing {
             self.end_stage(id, Stage::Send, now);
         }
         let request = &mut self.requests[id];
-        self.buffers_returned |= return_buffers(request, &mut self.memory);
+        self.buffers_returned |= self.shares.give(request, &mut self.memory);
         self.requests.release(id);
         if close_after {
             self.close_queue(at, CloseReason::QueueDisconnect, now);
@@ -341,50 +349,8 @@ impl<P: Provider> Reactor<P> {
 
     /// Gives a request's buffers back to the pools that they came from.
     pub(crate) fn return_buffers(&mut self, id: RequestId) {
-        self.buffers_returned |= return_buffers(&mut self.requests[id], &mut self.memory);
+        self.buffers_returned |= self.shares.give(&mut self.requests[id], &mut self.memory);
     }
-}
-
-/// Takes all the buffers that a request needs, or none.
-#[inline(always)]
-fn take_buffers(request: &mut Request, memory: &mut Memory, admin: bool) -> bool {
-    let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
-    if scratch == 0 && !admin && request.buffer.is_none() && len > 0 {
-        request.buffer = memory.take_data(len);
-        return request.buffer.is_some();
-    }
-    let take = |memory: &mut Memory, len| if admin { memory.admin_pool.take(len) } else { memory.take_data(len) };
-    if scratch > 0 {
-        request.second = take(memory, scratch);
-        if request.second.is_none() {
-            return false;
-        }
-    }
-    if request.buffer.is_none() && len > 0 {
-        request.buffer = take(memory, len);
-        if request.buffer.is_none() {
-            if let Some(second) = request.second.take() {
-                memory.give(second);
-            }
-            return false;
-        }
-    }
-    true
-}
-
-/// Gives a request's buffers back; whether there were any.
-#[inline(always)]
-fn return_buffers(request: &mut Request, memory: &mut Memory) -> bool {
-    let mut any = false;
-    if let Some(buffer) = request.buffer.take() {
-        memory.give(buffer);
-        any = true;
-    }
-    if let Some(buffer) = request.second.take() {
-        memory.give(buffer);
-        any = true;
-    }
-    any
 }
 
 /// Posts the data for the host: an RDMA WRITE per descriptor that takes some of them.

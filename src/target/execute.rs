@@ -356,6 +356,7 @@ impl<P: Provider> Reactor<P> {
                 let place = self.namespaces.place(connected.subsystem);
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
                 let sender = Sender { hostid: host_id, portid, host: connected.host };
+                queue.share = self.shares.join(&limiter);
                 queue.association = Some(Association { ctrl, subsystem, place, sender, limiter, fence });
                 if connected.authenticate && connected.qid != 0 {
                     queue.detour = Detour::Unauthenticated;

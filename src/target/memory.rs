@@ -1,5 +1,7 @@
-//! A reactor's memory: one arena holding the data pool, the admin pool, the receives' commands and the responses'
-//! completions; and the receive slots that are posted from it.
+//! A reactor's memory: one arena holding the data pool, the receive pages, the admin pool, the receives' commands and the
+//! responses' completions; and the receive slots that are posted from it.
+//!
+//! Pages are apart from data buffers: they stay posted for long, and would leave no 1 MiB in one piece.
 
 use std::rc::Rc;
 
@@ -8,6 +10,7 @@ use crate::rdma::Sge;
 
 use super::options::Options;
 use super::request::GENERATION_MASK;
+use super::share::Origin;
 
 /// Index of a receive slot.
 pub(crate) type SlotId = u32;
@@ -37,15 +40,17 @@ pub(crate) struct Slot {
 
 pub(crate) struct Memory {
     pub(crate) pool: Pool,
+    pub(crate) pages: Pool,
     pub(crate) admin_pool: Pool,
     pub(crate) slots: Vec<Slot>,
     pub(crate) free_slots: Vec<SlotId>,
     /// Receives that wait for a page, and where they belong.
     pub(crate) starved: Vec<(SlotId, Home)>,
     page_len: usize,
-    /// Bytes of the pool that a page takes.
+    /// Bytes of their pool that a page takes.
     page_footprint: usize,
-    /// Where the admin pool starts in the arena.
+    /// Where the pages and the admin pool start in the arena.
+    pages_start: usize,
     admin_start: usize,
     commands: Records<64>,
     completions: Records<16>,
@@ -57,20 +62,24 @@ impl Memory {
         let plan = options.memory_plan();
         let arena = Arena::new(plan.arena)?;
         let pool = Pool::new(&arena, 0, plan.pool);
-        let admin_pool = Pool::new(&arena, plan.pool, plan.admin_pool);
-        let after_pools = plan.pool + plan.admin_pool;
+        let admin_start = plan.pool + plan.pages;
+        let pages = Pool::new(&arena, plan.pool, plan.pages);
+        let admin_pool = Pool::new(&arena, admin_start, plan.admin_pool);
+        let after_pools = admin_start + plan.admin_pool;
         let commands = Records::new(&arena, after_pools, options.receive_slots as usize);
         let completions = Records::new(&arena, after_pools + plan.commands, options.requests());
         let slots = (0..options.receive_slots).map(|_| Slot { home: Home::Free, generation: 0, page: None }).collect();
         Ok(Self {
             pool,
+            pages,
             admin_pool,
             slots,
             free_slots: (0..options.receive_slots).rev().collect(),
             starved: Vec::new(),
             page_len: options.receive_page(),
             page_footprint: Pool::footprint(options.receive_page()),
-            admin_start: plan.pool,
+            pages_start: plan.pool,
+            admin_start,
             commands,
             completions,
             arena: Rc::new(arena),
@@ -81,20 +90,26 @@ impl Memory {
         &self.arena
     }
 
-    /// Takes a buffer back into the pool that it came from.
+    /// Takes a buffer back into the pool that it came from, and tells which.
     #[inline]
-    pub(crate) fn give(&mut self, buffer: Buffer) {
-        if buffer.arena_offset() < self.admin_start {
+    pub(crate) fn give(&mut self, buffer: Buffer) -> Origin {
+        let offset = buffer.arena_offset();
+        if offset < self.pages_start {
             self.pool.give(buffer);
+            Origin::Data
+        } else if offset < self.admin_start {
+            self.pages.give(buffer);
+            Origin::Page
         } else {
             self.admin_pool.give(buffer);
+            Origin::Admin
         }
     }
 
     /// A free slot with a page, or `None` when either is missing.
     pub(crate) fn take_slot(&mut self, home: Home) -> Option<SlotId> {
         let slot = *self.free_slots.last()?;
-        let page = self.pool.take(self.page_len)?;
+        let page = self.pages.take(self.page_len)?;
         self.free_slots.pop();
         let state = &mut self.slots[slot as usize];
         state.home = home;
@@ -111,14 +126,14 @@ impl Memory {
         state.home = Home::Free;
         state.generation = state.generation.wrapping_add(1) & GENERATION_MASK;
         if let Some(page) = state.page.take() {
-            self.pool.give(page);
+            self.pages.give(page);
         }
         self.free_slots.push(slot);
     }
 
     /// Gives a starved slot a page again; `false` when there still is none.
     pub(crate) fn refill(&mut self, slot: SlotId, home: Home) -> bool {
-        let Some(page) = self.pool.take(self.page_len) else { return false };
+        let Some(page) = self.pages.take(self.page_len) else { return false };
         let state = &mut self.slots[slot as usize];
         state.home = home;
         state.page = Some(page);
@@ -136,6 +151,14 @@ impl Memory {
     }
 
     fn free_slots_where(&mut self, matches: impl Fn(Home) -> bool) {
+        let free = &mut self.free_slots;
+        self.starved.retain(|(slot, home)| {
+            let keep = !matches(*home);
+            if !keep {
+                free.push(*slot);
+            }
+            keep
+        });
         for slot in 0..self.slots.len() {
             if matches(self.slots[slot].home) {
                 self.free_slot(slot as SlotId);
@@ -143,18 +166,12 @@ impl Memory {
         }
     }
 
-    /// A buffer for data: never from what the receives that are not posted yet will need, so that however many commands wait
-    /// for a disk, a new host's queue finds its pages.
-    #[inline]
-    pub(crate) fn take_data(&mut self, len: usize) -> Option<Buffer> {
-        let receives = (self.free_slots.len() + self.starved.len()) * self.page_footprint;
-        self.pool.take_leaving(len, receives)
-    }
-
-    /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare.
+    /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare: the receives that are not posted
+    /// yet keep theirs, so that however many commands wait for a disk, a new host's queue finds its pages.
     #[inline]
     pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
-        let fresh = self.take_data(self.page_len)?;
+        let receives = (self.free_slots.len() + self.starved.len()) * self.page_footprint;
+        let fresh = self.pages.take_leaving(self.page_len, receives)?;
         self.slots[slot as usize].page.replace(fresh)
     }
 

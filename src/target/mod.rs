@@ -4,7 +4,7 @@
 //! control   connection requests -> private data -> a reactor with room       (one thread; also the controllers' timers)
 //! accept    queue pair, receives posted, accepted
 //! capsule   receive -> Command -> checks -> job, host memory mapped, receive posted again
-//! data      buffer and credits reserved -> RDMA READs
+//! data      buffer (by the host's share) and credits reserved -> RDMA READs
 //! execute   backend, registry
 //! data      RDMA WRITEs and the response behind them
 //! live      changes of a running target: namespaces, subsystems, hosts, listeners come
@@ -44,10 +44,12 @@ mod reactor;
 mod removal;
 mod request;
 mod reserve;
+mod share;
 mod shared;
 mod shutdown;
 #[cfg(test)]
 mod simulated;
+mod stall;
 mod teardown;
 mod ticket;
 

@@ -25,7 +25,7 @@ pub struct Options {
     pub mdts: u32,
     /// What one command may ask for besides; MDTS is `mdts`, and Verify has the same limit or a lower one.
     pub io_limits: IoLimits,
-    /// Data buffers of one reactor in bytes.
+    /// Data buffers of one reactor in bytes. Up to a quarter of it are pages for in-capsule data, as many as there are receives.
     pub pool_size: usize,
     /// Receives of one reactor: the sum of the submission queue entries of the queues that it can hold.
     pub receive_slots: u32,
@@ -83,8 +83,10 @@ pub(crate) const REQUEST_RESERVE: usize = 256;
 /// Where the memory of one reactor goes, in bytes. The arena is the sum, rounded up to 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Data buffers and in-capsule pages.
+    /// Data buffers.
     pub pool: usize,
+    /// Receive pages: one for each receive, and those with the in-capsule data of commands in progress.
+    pub pages: usize,
     /// Buffers of admin commands.
     pub admin_pool: usize,
     /// 64-byte commands of the receives.
@@ -169,12 +171,14 @@ impl Options {
 
     /// The memory formula: `pool_size + receive_slots x (receive page + 64 + 2 x 16) + 4 MiB` per reactor.
     pub fn memory_plan(&self) -> MemoryPlan {
-        let page = self.receive_page().next_power_of_two();
-        let pool = (self.pool_size + self.receive_slots as usize * page).next_multiple_of(Pool::MAX_BUFFER);
+        let receives = self.receive_slots as usize * self.receive_page().next_power_of_two();
+        let both = (self.pool_size + receives).next_multiple_of(Pool::MAX_BUFFER);
+        let pages = (receives + receives.min(self.pool_size / 4)).next_multiple_of(Pool::MAX_BUFFER);
+        let pool = both - pages;
         let commands = self.receive_slots as usize * 64;
         let completions = self.requests() * 16;
-        let arena = (pool + ADMIN_POOL + commands + completions).next_multiple_of(2 << 20);
-        MemoryPlan { pool, admin_pool: ADMIN_POOL, commands, completions, arena }
+        let arena = (both + ADMIN_POOL + commands + completions).next_multiple_of(2 << 20);
+        MemoryPlan { pool, pages, admin_pool: ADMIN_POOL, commands, completions, arena }
     }
 }
 
@@ -189,7 +193,11 @@ mod tests {
         let formula = (64 << 20) + 4096 * (4096 + 64 + 32) + (4 << 20) + REQUEST_RESERVE * 16;
         assert_eq!(options.memory_plan().arena, usize::next_multiple_of(formula, 2 << 20));
         let wide = Options { in_capsule_data: 12_288, ..options };
-        assert_eq!(wide.memory_plan().pool, (64 << 20) + 4096 * 16_384);
+        let plan = wide.memory_plan();
+        assert_eq!((plan.pool, plan.pages), (48 << 20, (16 << 20) + 4096 * 16_384));
+        let small = Options { pool_size: 4 << 20, receive_slots: 128, ..Options::default() }.memory_plan();
+        // 128 pages and as many to spare.
+        assert_eq!((small.pool, small.pages), (4 << 20, 1 << 20));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::fused::Detour;
 use super::limits::Limiter;
 use super::private_data::QueueRequest;
 use super::request::RequestId;
+use super::share::ShareId;
 use super::shared::{Activity, Fence, QueueKey};
 use crate::rdma::{ConnId, QpId, WcStatus};
 
@@ -34,6 +35,8 @@ pub(crate) enum CloseReason {
     AcceptFailed,
     /// No Connect command came, or none that succeeded.
     NeverConnected,
+    /// Data for or from the host are not moved on, and others wait for their buffers.
+    KeepsBuffers,
 }
 
 impl fmt::Display for CloseReason {
@@ -50,6 +53,9 @@ impl fmt::Display for CloseReason {
             Self::QueueDisconnect => f.write_str("the host sent a Disconnect command"),
             Self::TargetStops => f.write_str("the target stops"),
             Self::AcceptFailed => f.write_str("the connection could not be accepted"),
+            Self::KeepsBuffers => f.write_str(
+                "the host takes no answers, or gives no data, and others wait for the buffers of its commands",
+            ),
             Self::NeverConnected => f.write_str("the host sent no Connect command that succeeded in time"),
         }
     }
@@ -96,6 +102,8 @@ pub(crate) struct Queue {
     pub(crate) activity: Arc<Activity>,
     /// Receives come from the device's shared queue.
     pub(crate) shared_receives: bool,
+    /// Where the buffers of its commands are counted.
+    pub(crate) share: ShareId,
     /// In-capsule bytes that a command of it may carry.
     pub(crate) in_capsule: u32,
     /// Submission queue entries.
@@ -115,6 +123,8 @@ pub(crate) struct Queue {
     pub(crate) wait_reads: VecDeque<RequestId>,
     /// Requests that wait for the fence, oldest first.
     pub(crate) fenced: VecDeque<RequestId>,
+    /// Responses that left and RDMA READs that arrived, modulo 2^32.
+    pub(crate) progress: u32,
     /// Requests of it that a backend holds.
     pub(crate) executing: u32,
     /// The first half of a fused pair, whose second has to come next.

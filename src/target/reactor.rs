@@ -24,8 +24,10 @@ use super::publish::Awaited;
 use super::queue::{CloseReason, Life, Queue};
 use super::removal::Retiring;
 use super::request::{Requests, State, Tag, TagKind};
+use super::share::Shares;
 use super::shared::{ControlMessage, Message, QueueKey, Shared};
 use super::shutdown::ShutdownFlush;
+use super::stall::StallWatch;
 use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
 use crate::mem::{MemError, PoolStats};
 use crate::rdma::{
@@ -79,9 +81,9 @@ pub(crate) struct Reactor<P: Provider> {
     /// New queues and when they must have had their Connect command, oldest first. A peer that is gone before that would hold
     /// its queue for ever: nothing is sent to it that could fail, and there is no controller whose keep alive could expire.
     pub(crate) unconnected: VecDeque<(Duration, QueueKey)>,
-    /// Requests that wait for a data buffer, and admin requests that wait for one of theirs; oldest first.
-    pub(crate) wait_buffer: VecDeque<u32>,
-    pub(crate) wait_admin_buffer: VecDeque<u32>,
+    /// Who holds buffers, and who waits for some.
+    pub(crate) shares: Shares,
+    pub(crate) stalls: StallWatch,
     pub(crate) buffers_returned: bool,
     /// Queues that are closing, or whose fence is up.
     pub(crate) closing: u32,
@@ -130,8 +132,8 @@ impl<P: Provider> Reactor<P> {
             by_conn: HashMap::new(),
             next_generation: 1,
             unconnected: VecDeque::new(),
-            wait_buffer: VecDeque::new(),
-            wait_admin_buffer: VecDeque::new(),
+            shares: Shares::new(),
+            stalls: StallWatch::default(),
             buffers_returned: false,
             closing: 0,
             fenced_queues: 0,
@@ -198,6 +200,9 @@ impl<P: Provider> Reactor<P> {
             self.buffers_returned = false;
             self.serve_buffer_waits(now);
         }
+        if self.shares.anybody_waited() || self.stalls.due().is_some() {
+            self.watch_stalls(now);
+        }
         if self.fenced_queues > 0 {
             self.serve_fences(now);
         }
@@ -234,6 +239,7 @@ impl<P: Provider> Reactor<P> {
         let used = |pool: PoolStats| pool.total - pool.free;
         gauges.requests.store(self.requests.in_use(), Ordering::Relaxed);
         gauges.pool_used.store(used(self.memory.pool.stats()), Ordering::Relaxed);
+        gauges.pages_used.store(used(self.memory.pages.stats()), Ordering::Relaxed);
         gauges.admin_pool_used.store(used(self.memory.admin_pool.stats()), Ordering::Relaxed);
         gauges.slots_used.store(self.memory.slots.len() - self.memory.free_slots.len(), Ordering::Relaxed);
     }
@@ -444,7 +450,7 @@ impl<P: Provider> Reactor<P> {
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();
         let waits = waits.then(|| now + Duration::from_millis(1));
         let turns = self.next_abort().into_iter().chain(self.next_turn());
-        let connects = self.unconnected.front().map(|(due, _)| *due);
+        let connects = self.unconnected.front().map(|(due, _)| *due).into_iter().chain(self.stalls.due());
         devices.chain(teardown).chain(waits).chain(turns).chain(connects).min().map(|due| due.saturating_sub(now))
     }
 

@@ -21,6 +21,7 @@ use super::copy::CopyProgress;
 use super::limits::Line;
 use super::locks::LockId;
 use super::options::REQUEST_RESERVE;
+use super::share::{STRANGERS, ShareId};
 use crate::backend::IoData;
 use crate::mem::Buffer;
 
@@ -131,6 +132,8 @@ pub(crate) struct Request {
     pub(crate) second: Option<Buffer>,
     /// Bytes of `second`; 0 for commands without.
     pub(crate) scratch_len: u32,
+    /// The host's share that its buffers are from, or are to be from.
+    pub(crate) share: ShareId,
     /// The limit whose line it stands in next.
     pub(crate) line: Line,
     /// When it arrived and when its last stage ended, in nanoseconds; 0 while no histograms are kept.
@@ -197,6 +200,7 @@ impl Request {
             buffer: None,
             second: None,
             scratch_len: 0,
+            share: STRANGERS,
             line: Line::None,
             born: 0,
             stamp: 0,
@@ -317,6 +321,7 @@ impl Requests {
         slot.data_len = 0;
         slot.data_start = 0;
         slot.scratch_len = 0;
+        slot.share = STRANGERS;
         slot.line = Line::None;
         slot.born = 0;
         slot.completion = Completion::success(cid);
@@ -377,6 +382,12 @@ impl Requests {
 
     pub(crate) fn list_mut(&mut self, id: RequestId) -> &mut [KeyedSgl; MAX_DESCRIPTORS] {
         &mut self.lists[id as usize]
+    }
+
+    /// Whether it is half of a pair whose other half has buffers.
+    pub(crate) fn follows(&self, id: RequestId) -> bool {
+        let partner = self[id].extra.as_ref().and_then(|extra| extra.partner);
+        partner.is_some_and(|partner| self[partner].buffer.is_some())
     }
 
     /// A request, and its place in the table of descriptor lists.

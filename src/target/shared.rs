@@ -295,6 +295,7 @@ pub(crate) struct ReactorPort<P: Provider> {
 pub(crate) struct Gauges {
     pub(crate) requests: AtomicUsize,
     pub(crate) pool_used: AtomicUsize,
+    pub(crate) pages_used: AtomicUsize,
     pub(crate) admin_pool_used: AtomicUsize,
     pub(crate) slots_used: AtomicUsize,
 }

@@ -152,9 +152,12 @@ impl SimTarget {
             note("admin buffers".into(), admin.free, admin.total);
             let posted: usize = reactor.devices.iter().flatten().map(|device| device.posted as usize).sum();
             note("receive slots".into(), slots - reactor.memory.free_slots.len(), posted);
-            let pages = posted * Pool::footprint(self.shared.options.receive_page());
+            let pages = reactor.memory.pages.stats();
+            let page = Pool::footprint(self.shared.options.receive_page());
+            note("receive pages".into(), pages.total - pages.free, posted * page);
             let pool = reactor.memory.pool.stats();
-            note("data buffers".into(), pool.total - pool.free, pages);
+            note("data buffers".into(), pool.total - pool.free, 0);
+            note("bytes in hosts' shares".into(), reactor.shares.held(), 0);
             note("operations in backends".into(), reactor.polled_pending as usize, 0);
             for device in reactor.devices.iter_mut().flatten() {
                 let endpoint = &mut device.endpoint;

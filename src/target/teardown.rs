@@ -87,8 +87,6 @@ impl<P: Provider> Reactor<P> {
                 State::ReadingFromHost | State::Responding | State::Orphan | State::Free => {}
             }
         }
-        self.wait_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
-        self.wait_admin_buffer.retain(|id| self.requests[*id].state == State::WaitBuffer);
     }
 
     /// Closes the queues whose hosts had their time for a Connect command.
@@ -105,6 +103,7 @@ impl<P: Provider> Reactor<P> {
 
     fn drop_waiting(&mut self, id: RequestId, now: Duration) {
         self.leave_line(id);
+        self.leave_buffer_line(id);
         // The other half of a pair is of the same queue, and dropped as well.
         if let Some(extra) = self.requests[id].extra.as_mut()
             && let Some(partner) = extra.partner.take()
@@ -203,6 +202,7 @@ impl<P: Provider> Reactor<P> {
     /// Removes a queue from the tables. Its queue pair is destroyed, its requests are released.
     pub(crate) fn forget_queue(&mut self, at: u32) {
         let queue = self.queues.remove(at as usize);
+        self.shares.leave(queue.share);
         self.by_conn.remove(&queue.conn);
         if queue.life == Life::Live
             && let Some(device) = self.devices[queue.device].as_mut()

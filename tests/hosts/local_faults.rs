@@ -188,10 +188,10 @@ fn everything_is_given_back_after_many_connections_and_at_the_end() {
     });
     until("the target's own counters", || {
         let now = target.counters();
-        (now.controllers, now.queues, now.requests, now.admin_pool_used) == (0, 0, 0, 0)
+        (now.controllers, now.queues, now.requests, now.admin_pool_used, now.pool_used) == (0, 0, 0, 0, 0)
             && now.receives_free == held.receives_free
             && now.slots_used <= 64
-            && now.pool_used <= 64 * 4096
+            && now.pages_used == now.slots_used * 4096
     });
     target.shutdown();
     settles(&setup.rig.local, "the target gone", |counters| {

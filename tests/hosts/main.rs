@@ -23,6 +23,7 @@ mod raw_limits;
 mod raw_paths;
 mod raw_reserve;
 mod raw_rewrite;
+mod raw_shares;
 mod raw_transfer;
 
 /// A `#[test]` per scenario, on one rig.
@@ -58,6 +59,10 @@ macro_rules! every_scenario {
                 block_ranges_and_transfer_size_have_both_sides,
                 ranges_of_dataset_management_are_checked_before_any_effect,
                 random_capsules_are_answered_or_end_their_queue_alone,
+            }
+            raw_shares {
+                receives_of_ended_io_queues_serve_admin_queues,
+                commands_of_a_stalled_disk_leave_buffers_to_other_hosts,
             }
             raw_transfer {
                 wrong_key_ends_its_queue_and_writes_nothing,
@@ -188,6 +193,18 @@ mod local {
 
 mod soft {
     every_scenario!(crate::rig::SoftRig);
+
+    /// Needs queue pairs that post no receives.
+    #[test]
+    fn who_takes_no_answers_loses_its_buffers_when_others_wait() {
+        crate::raw_shares::who_takes_no_answers_loses_its_buffers_when_others_wait::<crate::rig::SoftRig>();
+    }
+
+    /// Needs two devices.
+    #[test]
+    fn receives_of_an_idle_device_serve_another() {
+        crate::raw_shares::receives_of_an_idle_device_serve_another::<crate::rig::SoftRig>();
+    }
 
     /// Needs queue pairs that post no receives.
     #[test]
