@@ -12,7 +12,9 @@ use farside::mem::Buffer;
 use farside::target::{NamespaceSpec, Options, SubsystemSpec, Target};
 use nvme::Status;
 
-use crate::rig::{BLOCK, BLOCKS, LIMIT, NQN, OTHER_NQN, Rig, Setup, small};
+use farside::rdma::soft::Soft;
+
+use crate::rig::{BLOCK, BLOCKS, LIMIT, NQN, OTHER_NQN, Rig, Setup, SoftRig, small};
 
 fn host<R: Rig>(setup: &Setup<R>, options: HostOptions) -> Host<R::P> {
     connect(&setup.rig, NQN, options).expect("a connection")
@@ -439,6 +441,20 @@ pub(crate) fn bench_measures_and_verifies<R: Rig>() {
     let options = HostOptions { source, ..HostOptions::default() };
     let error = bench::run(provider, setup.rig.address(), NQN, &options, &bench, &Progress::default());
     assert!(error.expect_err("not whole blocks").to_string().contains("block size"));
+}
+
+/// Several threads, each a host with connection management of its own, on one provider: each gets its own events.
+pub(crate) fn threads_of_one_provider_connect_at_once() {
+    let setup = Setup::<SoftRig>::start();
+    for round in 0..5 {
+        let (_, source) = setup.rig.host();
+        let provider = Arc::new(Soft::new(8).expect("the software provider"));
+        let bench = BenchOptions { jobs: 8, threads: 8, operations: Some(800), ..BenchOptions::default() };
+        let options = HostOptions { source, ..HostOptions::default() };
+        let report = bench::run(provider, setup.rig.address(), NQN, &options, &bench, &Progress::default());
+        let report = report.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert!(report.reads.operations >= 800 && report.reads.errors == 0, "{report:?}");
+    }
 }
 
 pub(crate) fn errors_of_the_disk_reach_the_host_that_asked<R: Rig>() {

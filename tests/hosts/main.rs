@@ -200,6 +200,12 @@ mod soft {
         crate::raw_shares::who_takes_no_answers_loses_its_buffers_when_others_wait::<crate::rig::SoftRig>();
     }
 
+    /// Needs threads with an address in common.
+    #[test]
+    fn threads_of_one_provider_connect_at_once() {
+        crate::load::threads_of_one_provider_connect_at_once();
+    }
+
     /// Needs two devices.
     #[test]
     fn receives_of_an_idle_device_serve_another() {

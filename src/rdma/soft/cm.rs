@@ -15,6 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::device::{Device, choose_source, local_addresses};
 use super::headers::Headers;
 use super::ids::{PeerIds, SharedIds};
+use super::inbox::Inbox;
 use super::socket::RxBatch;
 use super::watch::Watch;
 use super::{Event, Inner, Soft};
@@ -32,7 +33,8 @@ pub(super) struct CmState {
     psn: Psn,
     ids: PeerIds,
     headers: Option<Headers>,
-    listeners: HashMap<u16, (ListenerId, Option<u8>)>,
+    /// By port: the listener, its manager, and the traffic class.
+    listeners: HashMap<u16, (ListenerId, Arc<Inbox>, Option<u8>)>,
     pub(super) conns: HashMap<CmId, ConnId>,
     /// Answers to our requests, until the endpoint takes them.
     pub(super) replies: HashMap<ConnId, Reply>,
@@ -83,29 +85,29 @@ impl Device {
     }
 
     fn report(self: &Arc<Self>, inner: &Arc<Inner>, state: &mut CmState, event: cm::Event) {
-        let event = match event {
+        let (conn, event) = match event {
             cm::Event::Request(id, request) => match self.incoming(inner, state, id, request) {
-                Some(incoming) => CmEvent::Request(incoming),
+                Some(incoming) => (incoming.conn, CmEvent::Request(incoming)),
                 None => return,
             },
             cm::Event::Reply(id, reply) => {
                 let Some(conn) = state.conns.get(&id).copied() else { return };
                 let private_data = reply.private_data.clone();
                 state.replies.insert(conn, *reply);
-                CmEvent::Established { conn, private_data }
+                (conn, CmEvent::Established { conn, private_data })
             }
             cm::Event::Established(id) => {
                 let Some(conn) = state.conns.get(&id).copied() else { return };
-                CmEvent::Established { conn, private_data: Vec::new() }
+                (conn, CmEvent::Established { conn, private_data: Vec::new() })
             }
             cm::Event::Rejected(id, reason, private_data) => {
                 let Some(conn) = state.conns.remove(&id) else { return };
-                CmEvent::Refused { conn, reason: RejectReason(reason), private_data }
+                (conn, CmEvent::Refused { conn, reason: RejectReason(reason), private_data })
             }
             cm::Event::Disconnected(id) => {
                 let Some(conn) = state.conns.remove(&id) else { return };
                 state.replies.remove(&conn);
-                CmEvent::Disconnected { conn }
+                (conn, CmEvent::Disconnected { conn })
             }
             cm::Event::TimedOut(id) => {
                 let Some(conn) = state.conns.remove(&id) else { return };
@@ -114,10 +116,10 @@ impl Device {
                     "the peer does not answer connection requests",
                     "is it up, does it speak RoCEv2, and does UDP port 4791 pass in both directions?",
                 );
-                CmEvent::Failed { conn, error }
+                (conn, CmEvent::Failed { conn, error })
             }
         };
-        inner.queue(event);
+        inner.inboxes.put(conn, event, &inner.world);
     }
 
     fn incoming(
@@ -132,11 +134,11 @@ impl Device {
             state.agent.reject(id, reason::INVALID_MTU, &[self.mtu().code()]);
             return None;
         }
-        let Some(&(listener, tos)) = state.listeners.get(&request.port) else {
+        let Some((listener, owner, tos)) = state.listeners.get(&request.port) else {
             state.agent.reject(id, reason::INVALID_SERVICE_ID, &[]);
             return None;
         };
-        let conn = inner.new_conn();
+        let (conn, listener, tos) = (inner.new_conn(owner), *listener, *tos);
         state.conns.insert(id, conn);
         Some(SoftIncoming {
             inner: Arc::clone(inner),
@@ -246,6 +248,7 @@ impl Outgoing for SoftOutgoing {
 /// Connection management of all addresses of a provider.
 pub struct SoftCm {
     inner: Arc<Inner>,
+    inbox: Arc<Inbox>,
     /// Readable when the socket of an address is, or when an event was queued.
     epoll: Epoll,
     watched: Vec<DeviceId>,
@@ -265,7 +268,8 @@ impl SoftCm {
     pub(super) fn new(inner: Arc<Inner>) -> Result<Self, RdmaError> {
         let os = |errno: nix::Error| RdmaError::os("connection management", errno as i32, "");
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(os)?;
-        epoll.add(inner.wakeup.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
+        let inbox = inner.inboxes.open()?;
+        epoll.add(inbox.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
         let watch = inner.world.watch();
         if let Some(watch) = &watch {
             epoll.add(watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(os)?;
@@ -273,6 +277,7 @@ impl SoftCm {
         let rx = inner.world.receive_batch(BATCH);
         let mut cm = Self {
             inner,
+            inbox,
             epoll,
             watched: Vec::new(),
             watch,
@@ -307,7 +312,7 @@ impl SoftCm {
             let now = local_addresses(*v4);
             if now != *before {
                 *before = now;
-                self.inner.queue(CmEvent::ListenerLost(*id));
+                self.inbox.put(CmEvent::ListenerLost(*id));
             }
         }
     }
@@ -340,6 +345,7 @@ impl SoftCm {
                 agent.handle_timeout(now);
             }
             device.pump(&self.inner, &mut state);
+            drop(state);
             if drained {
                 return;
             }
@@ -351,7 +357,7 @@ impl SoftCm {
         if !state.agent.listen(port) {
             return Err(RdmaError::os(format!("listener on {}:{port}", device.address), libc::EADDRINUSE, ""));
         }
-        state.listeners.insert(port, (id, tos));
+        state.listeners.insert(port, (id, Arc::clone(&self.inbox), tos));
         self.listeners.entry(id).or_default().push((Arc::clone(device), port));
         Ok(())
     }
@@ -408,8 +414,8 @@ impl Cm for SoftCm {
             None => self.inner.device_towards(peer, scope)?,
         };
         self.watch()?;
-        let conn = self.inner.new_conn();
-        self.inner.queue(CmEvent::Resolved(SoftOutgoing { device, conn, peer }));
+        let conn = self.inner.new_conn(&self.inbox);
+        self.inbox.put(CmEvent::Resolved(SoftOutgoing { device, conn, peer }));
         self.inner.wake();
         Ok(conn)
     }
@@ -426,11 +432,11 @@ impl Cm for SoftCm {
     }
 
     fn poll_event(&mut self, now: Duration) -> Option<Event> {
-        if let Some(event) = self.inner.next_event() {
+        if let Some(event) = self.inbox.next() {
             return Some(event);
         }
         self.clocks = (now, self.inner.world.now());
-        self.inner.clear_wakeup();
+        self.inbox.clear(&self.inner.world);
         // Not at every turn of a host that spins: it costs a system call.
         if now >= self.look_at {
             self.look_at = now + LOOK_EVERY;
@@ -442,7 +448,13 @@ impl Cm for SoftCm {
         for device in devices.iter() {
             self.receive(device);
         }
-        self.inner.next_event()
+        self.inbox.next()
+    }
+}
+
+impl Drop for SoftCm {
+    fn drop(&mut self) {
+        self.inner.inboxes.close(&self.inbox);
     }
 }
 

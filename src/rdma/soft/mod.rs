@@ -16,6 +16,7 @@ mod endpoint;
 mod headers;
 mod hold;
 mod ids;
+mod inbox;
 mod memory;
 mod socket;
 mod steer;
@@ -24,16 +25,14 @@ mod tests;
 mod watch;
 mod world;
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
 pub use cm::{SoftCm, SoftIncoming, SoftOutgoing};
 use device::Device;
 pub use endpoint::{Drops, SoftEndpoint};
+use inbox::{Inbox, Inboxes};
 #[cfg(test)]
 pub(crate) use steer::index_bits;
 use world::World;
@@ -73,9 +72,7 @@ struct Inner {
     /// Its `reactors` is at least 1.
     options: SoftOptions,
     devices: Mutex<Vec<Arc<Device>>>,
-    events: Mutex<VecDeque<Event>>,
-    /// Readable when an event was queued, or a deadline of connection management changed.
-    wakeup: EventFd,
+    inboxes: Inboxes,
     next_device: AtomicU32,
     next_conn: AtomicU64,
     next_listener: AtomicU32,
@@ -114,14 +111,10 @@ impl Soft {
     }
 
     fn within(world: World, options: &SoftOptions) -> Result<Self, RdmaError> {
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-        let wakeup = EventFd::from_value_and_flags(0, flags)
-            .map_err(|errno| RdmaError::os("the software RDMA provider", errno as i32, ""))?;
         let inner = Inner {
             options: SoftOptions { reactors: options.reactors.max(1), ..*options },
             devices: Mutex::default(),
-            events: Mutex::default(),
-            wakeup,
+            inboxes: Inboxes::default(),
             next_device: AtomicU32::new(0),
             next_conn: AtomicU64::new(1),
             next_listener: AtomicU32::new(1),
@@ -189,29 +182,18 @@ impl Inner {
             let there = device.look_again();
             if !there {
                 tracing::warn!(address = %device.address, "the address is gone");
-                self.queue(CmEvent::DeviceRemoved(device.id));
+                self.inboxes.tell_removed(device.id);
             }
             there
         });
     }
 
-    fn new_conn(&self) -> ConnId {
-        ConnId(self.next_conn.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn queue(&self, event: Event) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
-    }
-
-    fn next_event(&self) -> Option<Event> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    /// A new connection of this manager.
+    fn new_conn(&self, owner: &Inbox) -> ConnId {
+        owner.conn(self.next_conn.fetch_add(1, Ordering::Relaxed))
     }
 
     fn wake(&self) {
-        self.world.wake(&self.wakeup);
-    }
-
-    fn clear_wakeup(&self) {
-        self.world.clear(&self.wakeup);
+        self.inboxes.wake(&self.world);
     }
 }
