@@ -26,7 +26,7 @@ setup: libraries vm-setup
 toolchain:
 	@sh tests/toolchain.sh $(RUST_MINIMUM)
 
-# What the verbs provider is built with; packages that are there are left alone.
+# What the verbs provider is built with, and what unit tests and scripts run; packages that are there are left alone.
 libraries:
 	@sh tests/libclang.sh --install $(LIBCLANG_VENV) $(SUDO)
 

@@ -2,7 +2,8 @@
 # The libclang that rdma-sys' binding generator works with: version 14 (newer ones make it panic).
 #
 #   libclang.sh VENV                  prints the folder for LIBCLANG_PATH, or nothing when it is not there
-#   libclang.sh --install VENV SUDO   installs libclang 14 and the RDMA headers where they are missing
+#   libclang.sh --install VENV SUDO   installs libclang 14, the RDMA headers and the programs that unit tests and scripts
+#                                     run, where they are missing
 set -eu
 
 find_one() {
@@ -33,6 +34,11 @@ missing=
 [ -e /usr/include/infiniband/verbs.h ] || missing="$missing libibverbs-dev"
 [ -e /usr/include/rdma/rdma_cma.h ] || missing="$missing librdmacm-dev"
 command -v cc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
+command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+# In folders that are in root's path alone.
+has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
+has ip || missing="$missing iproute2"
+has mkfs.ext4 || missing="$missing e2fsprogs"
 [ -z "$missing" ] || apt_install $missing
 [ -n "$(find_one "$venv")" ] && exit
 if apt-cache show libclang-14-dev >/dev/null 2>&1 || { $sudo apt-get -qq update && apt-cache show libclang-14-dev >/dev/null 2>&1; }; then
