@@ -1,9 +1,29 @@
 //! The completion queue entry (CQE): what goes back in a response capsule.
 
+use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
+
 use crate::status::Status;
 
 /// Bytes of a completion queue entry, and so of a response capsule (IORCSZ is 1, in units of 16 bytes).
 pub const CQE_LEN: usize = 16;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Cqe {
+    result: U64,
+    sqhd: U16,
+    sqid: U16,
+    cid: U16,
+    /// Phase tag in bit 0, the status above it.
+    status: U16,
+}
+
+const _: () = assert!(size_of::<Cqe>() == CQE_LEN);
+const _: () = assert!(core::mem::offset_of!(Cqe, sqhd) == 8);
+const _: () = assert!(core::mem::offset_of!(Cqe, sqid) == 10);
+const _: () = assert!(core::mem::offset_of!(Cqe, cid) == 12);
+const _: () = assert!(core::mem::offset_of!(Cqe, status) == 14);
 
 /// One answer: Dword 0 and 1 (`result`), the command identifier and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +61,21 @@ impl Completion {
     #[inline]
     #[must_use]
     pub fn encode(&self, sqhd: u16, sqid: u16) -> [u8; CQE_LEN] {
-        let tail = u64::from(sqhd)
-            | u64::from(sqid) << 16
-            | u64::from(self.cid) << 32
-            | u64::from(self.status.to_wire() << 1) << 48;
-        (u128::from(self.result) | u128::from(tail) << 64).to_le_bytes()
+        transmute!(Cqe {
+            result: U64::new(self.result),
+            sqhd: U16::new(sqhd),
+            sqid: U16::new(sqid),
+            cid: U16::new(self.cid),
+            status: U16::new(self.status.to_wire() << 1),
+        })
     }
 
     /// The other direction, for hosts: the completion, SQHD and SQID.
     #[must_use]
     pub fn decode(cqe: &[u8; CQE_LEN]) -> (Self, u16, u16) {
-        let [r0, r1, r2, r3, r4, r5, r6, r7, h0, h1, q0, q1, c0, c1, s0, s1] = *cqe;
-        let completion = Self {
-            result: u64::from_le_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
-            cid: u16::from_le_bytes([c0, c1]),
-            status: Status::from_wire(u16::from_le_bytes([s0, s1]) >> 1),
-        };
-        let sqhd = u16::from_le_bytes([h0, h1]);
-        let sqid = u16::from_le_bytes([q0, q1]);
-        (completion, sqhd, sqid)
+        let Cqe { result, sqhd, sqid, cid, status } = transmute!(*cqe);
+        let status = Status::from_wire(status.get() >> 1);
+        (Self { result: result.get(), cid: cid.get(), status }, sqhd.get(), sqid.get())
     }
 }
 

@@ -422,6 +422,8 @@ impl DiscoveryEntry {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -463,5 +465,60 @@ mod tests {
         wild[26] = 0;
         wild[130] = 64;
         assert_eq!(IdentifyNamespace::read(1, &wild), None);
+    }
+
+    /// Any bytes of any length up to what a target may send, and all the lengths around a structure's end.
+    fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+        let sizes = prop_oneof![0..=130_usize, 1020..=1026_usize, 4090..=4098_usize];
+        (sizes, any::<u8>(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..200)).prop_map(
+            |(len, fill, changes)| {
+                let mut bytes = vec![fill; len];
+                for (at, value) in changes.into_iter().filter(|_| len > 0) {
+                    bytes[at.index(len)] = value;
+                }
+                bytes
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_of_an_identify_structure_are_read(bytes in any_bytes(), shift in 0..16_u32) {
+            let controller = IdentifyController::read(&bytes, 4096 << shift);
+            prop_assert!(controller.mdts != Some(0));
+            prop_assert!(controller.in_capsule() <= controller.capsule_in);
+            prop_assert!((1..=256).contains(&controller.aer_limit));
+            for text in [&controller.serial, &controller.model, &controller.firmware, &controller.subnqn] {
+                prop_assert!(text.bytes().all(|byte| (0x20..0x7f).contains(&byte)), "{:?}", text);
+            }
+            if let Some(namespace) = IdentifyNamespace::read(7, &bytes) {
+                prop_assert!(namespace.nsid == 7 && namespace.blocks > 0 && namespace.bytes() >= 512);
+                prop_assert!(namespace.block_size.is_power_of_two() && (512..=65536).contains(&namespace.block_size));
+            }
+        }
+
+        #[test]
+        fn any_bytes_of_a_log_or_report_are_read(bytes in any_bytes()) {
+            let entry = DiscoveryEntry::read(&bytes);
+            prop_assert_eq!(entry.is_some(), bytes.len() >= DISCOVERY_ENTRY);
+            if let Some(entry) = entry {
+                prop_assert!(entry.traddr.len() <= 256 && entry.subnqn.len() <= 256 && entry.trsvcid.len() <= 32);
+                let _ = entry.address();
+            }
+            let report = ReservationReport::read(&bytes);
+            prop_assert!(report.registrants.len() <= bytes.len().saturating_sub(64) / 64);
+            prop_assert!(report.registrants.len() <= usize::from(u16_at(&bytes, 5)));
+        }
+
+        #[test]
+        fn any_field_of_any_bytes_is_read(bytes in any_bytes(), at in any::<usize>(), len in any::<usize>()) {
+            for at in [at, at % 5000] {
+                let whole = |size: usize| at.checked_add(size).is_some_and(|end| end <= bytes.len());
+                prop_assert!(whole(2) || u16_at(&bytes, at) == 0);
+                prop_assert!(whole(4) || u32_at(&bytes, at) == 0);
+                prop_assert!(whole(8) || u64_at(&bytes, at) == 0);
+                prop_assert!(whole(len) || text_at(&bytes, at, len).is_empty());
+            }
+        }
     }
 }

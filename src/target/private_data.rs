@@ -7,6 +7,53 @@
 
 use std::fmt;
 
+use zerocopy::byteorder::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
+
+/// Bytes of what is said of a queue, in a request and in an accept.
+const LEN: usize = 32;
+
+/// The private data of a request.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RequestData {
+    recfmt: U16,
+    qid: U16,
+    hrqsize: U16,
+    hsqsize: U16,
+    cntlid: U16,
+    _reserved: [u8; 22],
+}
+
+const _: () = assert!(size_of::<RequestData>() == LEN);
+const _: () = assert!(std::mem::offset_of!(RequestData, qid) == 2);
+const _: () = assert!(std::mem::offset_of!(RequestData, hrqsize) == 4);
+const _: () = assert!(std::mem::offset_of!(RequestData, hsqsize) == 6);
+const _: () = assert!(std::mem::offset_of!(RequestData, cntlid) == 8);
+
+/// The private data of an accept.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AcceptData {
+    recfmt: U16,
+    crqsize: U16,
+    _reserved: [u8; 28],
+}
+
+const _: () = assert!(size_of::<AcceptData>() == LEN);
+const _: () = assert!(std::mem::offset_of!(AcceptData, crqsize) == 2);
+
+/// The private data of a reject.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RejectData {
+    recfmt: U16,
+    sts: U16,
+}
+
+const _: () = assert!(size_of::<RejectData>() == 4);
+const _: () = assert!(std::mem::offset_of!(RejectData, sts) == 2);
+
 /// What a host asks for in its connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueRequest {
@@ -47,8 +94,7 @@ pub(crate) enum RejectStatus {
 impl RejectStatus {
     /// The reject's private data.
     pub(crate) fn encode(self) -> [u8; 4] {
-        let [low, high] = (self as u16).to_le_bytes();
-        [0, 0, low, high]
+        transmute!(RejectData { recfmt: U16::ZERO, sts: U16::new(self as u16) })
     }
 }
 
@@ -66,17 +112,19 @@ impl fmt::Display for RejectStatus {
     }
 }
 
-const LEN: usize = 32;
-
 impl QueueRequest {
     /// Parses a request's private data and holds it against the limits.
     pub(crate) fn parse(bytes: &[u8], limits: &QueueLimits) -> Result<Self, RejectStatus> {
-        let bytes: &[u8; LEN] = bytes.first_chunk().ok_or(RejectStatus::InvalidLength)?;
-        let field = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        if field(0) != 0 {
+        let (data, _) = RequestData::read_from_prefix(bytes).map_err(|_| RejectStatus::InvalidLength)?;
+        if data.recfmt != 0 {
             return Err(RejectStatus::InvalidRecordFormat);
         }
-        let request = Self { qid: field(2), hrqsize: field(4), sq_entries: u32::from(field(6)) + 1, cntlid: field(8) };
+        let request = Self {
+            qid: data.qid.get(),
+            hrqsize: data.hrqsize.get(),
+            sq_entries: u32::from(data.hsqsize.get()) + 1,
+            cntlid: data.cntlid.get(),
+        };
         if request.qid > limits.max_qid {
             return Err(RejectStatus::InvalidQueueId);
         }
@@ -98,10 +146,8 @@ impl QueueRequest {
 
     /// The accept's private data: Controller Receive Queue Size (CRQSIZE), our receives for this queue.
     pub(crate) fn encode_accept(&self) -> [u8; LEN] {
-        let mut bytes = [0; LEN];
         let crqsize = u16::try_from(self.sq_entries).unwrap_or(u16::MAX);
-        bytes[2..4].copy_from_slice(&crqsize.to_le_bytes());
-        bytes
+        transmute!(AcceptData { recfmt: U16::ZERO, crqsize: U16::new(crqsize), _reserved: [0; 28] })
     }
 
     /// What a host sends.
@@ -118,6 +164,8 @@ impl QueueRequest {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const LIMITS: QueueLimits = QueueLimits { admin_entries: 128, io_entries: 1024, max_qid: 128 };
@@ -174,5 +222,41 @@ mod tests {
     #[test]
     fn reject_says_its_status() {
         assert_eq!(RejectStatus::NoResources.encode(), [0, 0, 6, 0]);
+    }
+
+    proptest! {
+        /// What is taken is what was sent, and within the limits.
+        #[test]
+        fn any_bytes_are_a_request_within_the_limits_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..=64)) {
+            match QueueRequest::parse(&bytes, &LIMITS) {
+                Ok(request) => {
+                    prop_assert_eq!(&request.encode()[..10], &bytes[..10]);
+                    prop_assert!(bytes.len() >= LEN && bytes[..2] == [0, 0] && request.qid <= LIMITS.max_qid);
+                    let most = if request.qid == 0 { LIMITS.admin_entries } else { LIMITS.io_entries };
+                    prop_assert!((2..=most).contains(&request.sq_entries));
+                    prop_assert!(u32::from(request.hrqsize) >= request.sq_entries);
+                    prop_assert_eq!(u32::from(request.hsqsize()) + 1, request.sq_entries);
+                }
+                Err(RejectStatus::InvalidLength) => prop_assert!(bytes.len() < LEN),
+                Err(RejectStatus::InvalidRecordFormat) => prop_assert!(bytes[..2] != [0, 0]),
+                Err(_) => prop_assert!(bytes.len() >= LEN && bytes[..2] == [0, 0]),
+            }
+        }
+
+        /// Small numbers, of which many are taken.
+        #[test]
+        fn any_numbers_are_taken_by_the_rules(qid in 0..140_u16, hrqsize in 0..1100_u16, hsqsize in 0..1100_u16) {
+            let most: u16 = if qid == 0 { 128 } else { 1024 };
+            let expected = if qid > 128 {
+                Err(RejectStatus::InvalidQueueId)
+            } else if !(1..most).contains(&hsqsize) {
+                Err(RejectStatus::InvalidHsqsize)
+            } else if hrqsize <= hsqsize {
+                Err(RejectStatus::InvalidHrqsize)
+            } else {
+                Ok(())
+            };
+            prop_assert_eq!(parse(qid, hrqsize, hsqsize).map(|_| ()), expected);
+        }
     }
 }
