@@ -322,10 +322,10 @@ fn pages_shift(bytes: u32) -> u8 {
     u8::try_from(pages.ilog2()).unwrap_or(0)
 }
 
-/// Most descriptors in a capsule (MSDBD): what fits into the in-capsule data, up to the length of our list.
+/// Most descriptors in a capsule (MSDBD): our list, if it fits into the in-capsule data whole, else one.
 pub(super) fn msdbd(icd: u16) -> u8 {
-    let fit = usize::from(icd) / SGL_LEN;
-    u8::try_from(fit.clamp(1, MAX_KEYED)).unwrap_or(1)
+    let most = if usize::from(icd) < MAX_KEYED * SGL_LEN { 1 } else { MAX_KEYED };
+    u8::try_from(most).unwrap_or(1)
 }
 
 const INVALID_NAMESPACE: Refused = Refused::at(location::NSID, Status::INVALID_NAMESPACE.dnr());
