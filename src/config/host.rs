@@ -16,7 +16,7 @@ use super::problem::Problem;
 use super::size::Bytes;
 use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
 use crate::backend::{Source, place_of};
-use crate::target::TargetError;
+use crate::target::{self, TargetError};
 
 /// Something to be looked at.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,10 @@ pub(super) fn check(config: &Config, name: &str) -> Vec<Problem> {
     let subsystems = config.subsystems.iter().map(Addition::Subsystem);
     let all: Vec<_> = subsystems.chain(config.listeners.iter().map(Addition::Listener)).collect();
     let mut problems = check_additions(config, name, &all);
-    if let Err((reason, remedy)) = check_memlock(&config.options) {
+    // Arguments may have changed what the file's reader had looked at.
+    if let Err(TargetError { object: key, reason, remedy }) = target::Options::from(&config.options).check() {
+        problems.push(Problem { file: name.to_owned(), line: None, key, reason, remedy });
+    } else if let Err((reason, remedy)) = check_memlock(&config.options) {
         problems.push(Problem { file: name.to_owned(), line: None, key: "options.pool_size".into(), reason, remedy });
     }
     problems

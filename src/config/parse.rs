@@ -495,7 +495,7 @@ fn read_options(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Pr
             Err(reason) => problems.add(text.at, "options.provider", reason, "choose auto, verbs or soft"),
         }
     }
-    options.reactors = section.number("reactors", 1..1025, problems).map(|number| number.value as u16);
+    options.reactors = section.number("reactors", 1..257, problems).map(|number| number.value as u16);
     set(&mut options.io_queues, section.number("io_queues", 1..129, problems));
     set(&mut options.queue_depth, section.number("queue_depth", 2..1025, problems));
     set(
@@ -516,7 +516,7 @@ fn read_options(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut Pr
         &mut options.pool_size,
         multiple(1 << 20, "pool_size", section.size("pool_size", 4 << 20..(1 << 40) + 1, problems), problems),
     );
-    set(&mut options.receive_slots, section.number("receive_slots", 64..(1 << 20) + 1, problems));
+    set(&mut options.receive_slots, section.number("receive_slots", 128..(1 << 20) + 1, problems));
     set_flag(&mut options.subsystem_reset, section.bool("subsystem_reset", problems));
     let delay = section.number("retry_delay", 0..6_553_501, problems);
     set(&mut options.retry_delay, multiple(100, "retry_delay", delay, problems));

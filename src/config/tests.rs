@@ -219,8 +219,9 @@ fn option_limits_hold_on_both_sides() {
         ("mdts = \"128K\"", "mdts = \"96K\""),
         ("pool_size = \"4M\"", "pool_size = \"3M\""),
         ("pool_size = \"5M\"", "pool_size = \"4097K\""),
-        ("receive_slots = 64", "receive_slots = 63"),
+        ("receive_slots = 128", "receive_slots = 127"),
         ("reactors = 1", "reactors = 0"),
+        ("reactors = 256", "reactors = 257"),
         ("cntlid_max = 0xffef", "cntlid_max = 0xfff0"),
         ("cntlid_min = 1", "cntlid_min = 0"),
         ("cntlid_min = 5\ncntlid_max = 5", "cntlid_min = 6\ncntlid_max = 5"),
@@ -231,11 +232,25 @@ fn option_limits_hold_on_both_sides() {
         ("remote_invalidate = false", "remote_invalidat = false"),
         ("state_dir = \"/var/lib/farside\"", "state_dir = \"farside\""),
     ] {
-        assert!(sound(inside).is_ok(), "{inside}: {:?}", sound(inside));
+        let options = sound(inside).unwrap_or_else(|error| panic!("{inside}: {error}"));
+        // What the file's reader takes, a start takes.
+        target::Options::from(&options).check().unwrap_or_else(|error| panic!("{inside}: {error}"));
         let lines = with_options(outside);
         assert_eq!(lines.len(), 1, "{outside}: {lines:?}");
         assert!(lines[0].starts_with("f.toml:6: ") || lines[0].starts_with("f.toml:7: "), "{lines:?}");
     }
+}
+
+#[test]
+fn options_that_arguments_made_wrong_are_found_before_anything_is_opened() {
+    let mut config =
+        Config::parse("[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n[[subsystem.namespace]]\nnull = \"1G\"", "f")
+            .unwrap();
+    config.options.provider = ProviderChoice::Soft;
+    assert_eq!(config.check_host("f"), []);
+    config.options.reactors = Some(0);
+    let [problem] = &config.check_host("f")[..] else { panic!("{:?}", config.check_host("f")) };
+    assert_eq!(problem.to_string(), "f: options.reactors: 0 is out of range; use 1 to 256");
 }
 
 #[test]
