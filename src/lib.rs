@@ -15,6 +15,9 @@ mod mutation;
 mod provider;
 #[cfg(test)]
 mod sim;
+#[cfg(test)]
+#[path = "../tests/hosts/skipped.rs"]
+mod skipped;
 
 pub use config::ProviderChoice;
 pub use target::TargetError;

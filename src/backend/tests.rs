@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +14,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::mem::{Arena, Pool};
+use crate::skipped::skipped;
 
 /// A reactor's worth of one backend.
 struct Reactor {
@@ -137,12 +137,6 @@ fn file_at(path: impl Into<PathBuf>, size: Option<u64>) -> BackendSpec {
 
 fn device(path: impl Into<PathBuf>) -> BackendSpec {
     BackendSpec::new(Source::Device { path: path.into() })
-}
-
-/// Says so where the test runner does not capture it.
-fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
 /// A mounted file system that vanishes with it. `None`, loudly, where mounting is not allowed.

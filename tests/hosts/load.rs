@@ -15,6 +15,7 @@ use nvme::Status;
 use farside::rdma::soft::Soft;
 
 use crate::rig::{BLOCK, BLOCKS, LIMIT, NQN, OTHER_NQN, Rig, Setup, SoftRig, small};
+use crate::skipped::skipped;
 
 fn host<R: Rig>(setup: &Setup<R>, options: HostOptions) -> Host<R::P> {
     connect(&setup.rig, NQN, options).expect("a connection")
@@ -315,7 +316,7 @@ pub(crate) fn data_are_right_on_a_file<R: Rig>() {
     let target = match target {
         Ok(target) => target,
         Err(error) => {
-            println!("SKIPPED: this file system needs larger blocks: {error}");
+            skipped(&format!("this file system needs larger blocks: {error}"));
             return;
         }
     };

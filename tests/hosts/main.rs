@@ -25,6 +25,7 @@ mod raw_reserve;
 mod raw_rewrite;
 mod raw_shares;
 mod raw_transfer;
+mod skipped;
 
 /// A `#[test]` per scenario, on one rig.
 macro_rules! suite {

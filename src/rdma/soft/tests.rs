@@ -9,6 +9,7 @@ use crate::rdma::{
     Access, Cm, Completion, ConnParams, Endpoint, Incoming, ListenOptions, Mr, Outgoing, QpId, QpOptions, RecvQueue,
     RejectReason, SendOp, SendWr, Sge, WcStatus,
 };
+use crate::skipped::skipped;
 
 /// Addresses of 127.0.0.0/8 that no other test uses.
 fn address(test: u8, side: u8) -> IpAddr {
@@ -292,7 +293,7 @@ fn with_raw_headers_the_identification_has_to_be_the_right_one() {
         Ok(listening) => listening.device.expect("an address"),
         Err(error) if error.errno == libc::EPERM => {
             assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
-            println!("SKIPPED: this user has no CAP_NET_RAW");
+            skipped("this user has no CAP_NET_RAW");
             return;
         }
         Err(error) => panic!("{error}"),
@@ -333,7 +334,7 @@ fn ipv6_and_an_address_that_talks_to_itself() {
     let listening = match cm.listen(listen, &ListenOptions::default()) {
         Ok(listening) => listening,
         Err(error) if [libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT].contains(&error.errno) => {
-            eprintln!("SKIPPED: this machine has no IPv6 loopback: {error}");
+            skipped(&format!("this machine has no IPv6 loopback: {error}"));
             return;
         }
         Err(error) => panic!("{error}"),
@@ -401,11 +402,11 @@ fn ip(arguments: &str) {
 #[test]
 fn changes_of_addresses_are_told() {
     if let Err(errno) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
-        println!("SKIPPED: this user can make no network namespace: {errno}");
+        skipped(&format!("this user can make no network namespace: {errno}"));
         return;
     }
     if std::process::Command::new("ip").arg("-V").output().is_err() {
-        println!("SKIPPED: there is no ip program (iproute2)");
+        skipped("there is no ip program (iproute2)");
         return;
     }
     ip("link set lo up mtu 4200");
