@@ -76,9 +76,13 @@ impl Side {
 
 impl Pair {
     fn new(test: u8) -> Self {
+        Self::with(test, &ListenOptions::default())
+    }
+
+    fn with(test: u8, options: &ListenOptions) -> Self {
         let mut target = Side::new();
         let listen = SocketAddr::new(address(test, 1), 4420);
-        let listening = target.cm.listen(listen, &ListenOptions::default()).expect("listener");
+        let listening = target.cm.listen(listen, options).expect("listener");
         target.open(listening.device.expect("an address"), 1, Access::Local);
         Self { start: Instant::now(), target, host: Side::new(), listen }
     }
@@ -322,6 +326,46 @@ fn with_raw_headers_the_identification_has_to_be_the_right_one() {
     let sum = |of: fn(&SoftEndpoint) -> u64| ends.iter().map(of).sum::<u64>();
     assert_eq!(sum(SoftEndpoint::identified), 40);
     assert_eq!((sum(|end| end.counters().unknown_qp), sum(|end| end.drops().corrupt)), sent);
+}
+
+/// Every packet of an accepted connection has its listener's traffic class in its IPv4 header, as the peer gets it.
+#[test]
+fn packets_of_an_accepted_connection_carry_the_tos_of_their_listener() {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, recv, socket,
+    };
+    // DSCP 26, ECN-capable.
+    const TOS: u8 = 26 << 2 | 2;
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let Ok(seen) = socket(AddressFamily::Inet, SockType::Raw, flags, SockProtocol::Udp) else {
+        return skipped("this user has no CAP_NET_RAW");
+    };
+    bind(seen.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(address(21, 2), 0))).expect("the peer's address");
+    let mut pair = Pair::with(21, &ListenOptions { tos: Some(TOS), ..ListenOptions::default() });
+    let (qp, host_qp) = pair.connect(21);
+    let (from, to) = (pair.target.sge(0, 16 << 10), pair.host.sge(0, 16 << 10));
+    pair.host.ep().post_recv(RecvQueue::Qp(host_qp), 1, &[to]).expect("receive");
+    pair.target.ep().post_send(qp, &send(2, SendOp::Send, from)).expect("send");
+    // The target acknowledges too.
+    let (from, to) = (pair.host.sge(0, 64), pair.target.sge(0, 64));
+    pair.target.ep().post_recv(RecvQueue::Qp(qp), 3, &[to]).expect("receive");
+    pair.host.ep().post_send(host_qp, &send(4, SendOp::Send, from)).expect("send");
+    pair.until(|pair| pair.target.done.len() == 2 && pair.host.done.len() == 2);
+    let (mut opcodes, mut packet) = (Vec::new(), [0; 9216]);
+    while let Ok(len) = recv(seen.as_raw_fd(), &mut packet, MsgFlags::empty()) {
+        let header = usize::from(packet[0] & 0xf) * 4;
+        assert!(len >= header + 20, "{len} bytes");
+        // Behind the UDP header the base transport header begins with the opcode; those of management are datagrams.
+        let opcode = packet[header + 8];
+        if IpAddr::from([packet[12], packet[13], packet[14], packet[15]]) == address(21, 1) && opcode >> 5 == 0 {
+            assert_eq!(packet[1], TOS, "opcode {opcode:02x}");
+            opcodes.push(opcode);
+        }
+    }
+    assert!(opcodes.iter().any(|opcode| *opcode <= 4), "no SEND was seen: {opcodes:02x?}");
+    assert!(opcodes.contains(&0x11), "no acknowledgement was seen: {opcodes:02x?}");
 }
 
 /// Both ends on one address: what IPv6 has on every machine is `::1` alone.
