@@ -51,7 +51,7 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
         identity: sysfs.identity(&name),
         name,
     };
-    Ok(Storage::new(open, info))
+    Ok(Storage::new(open, info, None))
 }
 
 /// Opens with O_EXCL but not O_CREAT: nobody else may open it so, mount it or put it into an array.

@@ -128,6 +128,10 @@ impl Backend for Faulty {
         Ok(self.info())
     }
 
+    fn keep(&self) {
+        self.inner.keep();
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError> {
         let number = self.queues.fetch_add(1, Ordering::Relaxed);
         self.control.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).push(context.waker.clone());

@@ -12,7 +12,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::holder;
 use super::ioctl;
 use super::open_file::{Direct, Kind, OpenFile, RangeCall};
-use super::storage::{Storage, let_it_wait, turn_direct_on};
+use super::storage::{Made, Storage, let_it_wait, turn_direct_on};
 use super::{Abilities, BackendError, BackendInfo};
 
 /// How a file is to be opened.
@@ -25,17 +25,15 @@ pub(super) struct Wish {
 
 pub(super) fn open(path: &Path, wish: Wish) -> Result<Storage, BackendError> {
     let name = path.display().to_string();
-    let (file, made) = open_or_make(path, &name, wish)?;
-    let prepared = check_type(&file, &name).and_then(|()| {
-        claim(&file, &name, wish.read_only)?;
-        prepare(&file, path, &name, wish, made).inspect_err(|_| drop(ioctl::unlock(&file)))
-    });
-    match prepared {
-        Ok(prepared) => Ok(describe(file, name, wish, prepared)),
+    let (file, new) = open_or_make(path, &name, wish)?;
+    let mut made = new.then(|| Made::File(path.to_owned()));
+    check_type(&file, &name)?;
+    claim(&file, &name, wish.read_only, made.as_ref())?;
+    match prepare(&file, path, &name, wish, &mut made) {
+        Ok(prepared) => Ok(describe(file, name, wish, prepared, made)),
         Err(error) => {
-            if made {
-                let _ = std::fs::remove_file(path);
-            }
+            made.iter().for_each(|made| made.take_back(&file));
+            let _ = ioctl::unlock(&file);
             Err(error)
         }
     }
@@ -50,9 +48,16 @@ struct Prepared {
     remarks: Vec<String>,
 }
 
-fn prepare(file: &File, path: &Path, name: &str, wish: Wish, made: bool) -> Result<Prepared, BackendError> {
-    let size = settle_size(file, name, wish)?;
-    if made {
+/// Settles and learns it. What is made of the file for that is noted at once, so that it can be taken back.
+fn prepare(
+    file: &File,
+    path: &Path,
+    name: &str,
+    wish: Wish,
+    made: &mut Option<Made>,
+) -> Result<Prepared, BackendError> {
+    let size = settle_size(file, name, wish, made)?;
+    if matches!(made, Some(Made::File(_))) {
         // The name is as durable as the bytes that will be acknowledged under it.
         sync_parent(path).map_err(|error| BackendError::new(name, error, "see to the folder it lies in"))?;
     }
@@ -107,12 +112,14 @@ fn check_type(file: &File, name: &str) -> Result<(), BackendError> {
     }
 }
 
-/// Locks the file against other servers of it, and looks for other users that do not take that kind of lock.
-fn claim(file: &File, name: &str, read_only: bool) -> Result<(), BackendError> {
+/// Locks the file against other servers of it, and looks for other users that do not take that kind of lock. A file that was
+/// made here and that somebody else got hold of before is theirs.
+fn claim(file: &File, name: &str, read_only: bool, made: Option<&Made>) -> Result<(), BackendError> {
     let taken = |by: String| BackendError::new(name, format!("is in use by {by}"), "stop that, or serve another file");
     let end = Instant::now() + holder::LINGER;
     while let Err(error) = ioctl::lock(file, !read_only) {
         if error.raw_os_error() != Some(libc::EWOULDBLOCK) {
+            made.inspect(|made| made.take_back(file));
             let reason = format!("cannot be locked: {error}");
             return Err(BackendError::new(name, reason, "serve it from a file system with locks"));
         }
@@ -131,7 +138,7 @@ fn claim(file: &File, name: &str, read_only: bool) -> Result<(), BackendError> {
     }
 }
 
-fn settle_size(file: &File, name: &str, wish: Wish) -> Result<u64, BackendError> {
+fn settle_size(file: &File, name: &str, wish: Wish, made: &mut Option<Made>) -> Result<u64, BackendError> {
     let error = |error: io::Error| BackendError::new(name, error, "check the file system");
     let len = file.metadata().map_err(error)?.len();
     match wish.size {
@@ -140,6 +147,7 @@ fn settle_size(file: &File, name: &str, wish: Wish) -> Result<u64, BackendError>
             file.set_len(size).map_err(|error| {
                 BackendError::new(name, format!("cannot be made {size} bytes long: {error}"), "choose a smaller size")
             })?;
+            made.get_or_insert(Made::Size);
             file.sync_all().map_err(error)?;
             Ok(size)
         }
@@ -157,7 +165,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
-fn describe(file: File, name: String, wish: Wish, prepared: Prepared) -> Storage {
+fn describe(file: File, name: String, wish: Wish, prepared: Prepared, made: Option<Made>) -> Storage {
     let Prepared { size, direct, grain, identity, remarks } = prepared;
     let open = OpenFile::new(file, Kind::File, wish.read_only, direct, size);
     let punches = !wish.read_only && try_punch(open.file(), size);
@@ -178,7 +186,7 @@ fn describe(file: File, name: String, wish: Wish, prepared: Prepared) -> Storage
         remarks,
         identity,
     };
-    Storage::new(open, info)
+    Storage::new(open, info, made)
 }
 
 /// Whether holes can be punched: tried behind the end, where there is nothing to lose.

@@ -246,6 +246,10 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
         Ok(self.info())
     }
 
+    /// It is served now: what was made for it stays when it is dropped. A backend that is opened for a start that fails never
+    /// hears it, and takes back what it made. One that wraps another passes it on.
+    fn keep(&self) {}
+
     /// A submission queue for the calling reactor.
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError>;
 }

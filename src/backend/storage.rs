@@ -1,9 +1,10 @@
 //! A file or block device behind a namespace: the description, and queues on the reactor's ring.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -17,11 +18,47 @@ use super::{Backend, BackendError, BackendInfo, IoQueue, QueueContext};
 pub struct Storage {
     file: Arc<OpenFile>,
     info: BackendInfo,
+    /// To be taken back unless it comes to be served.
+    made: Mutex<Option<Made>>,
+}
+
+/// What was made of a file to serve it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Made {
+    /// The file, under this name.
+    File(PathBuf),
+    /// Its size: it was empty.
+    Size,
+}
+
+impl Made {
+    /// Takes it back, if the file is still what was made of it: under that name, and never written to.
+    pub(super) fn take_back(&self, file: &File) {
+        let Ok(ours) = file.metadata() else { return };
+        if ours.blocks() != 0 {
+            return;
+        }
+        // What fails here leaves an empty file: there is nobody to tell more than the error that led here says.
+        let _ = match self {
+            Self::File(path) if is_at(path, &ours) => fs::remove_file(path),
+            Self::File(_) => Ok(()),
+            Self::Size => file.set_len(0),
+        };
+    }
+}
+
+/// Whether a name leads to this file.
+fn is_at(path: &Path, file: &fs::Metadata) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (file.dev(), file.ino()))
 }
 
 impl Storage {
-    pub(super) fn new(file: OpenFile, info: BackendInfo) -> Self {
-        Self { file: Arc::new(file), info }
+    pub(super) fn new(file: OpenFile, info: BackendInfo, made: Option<Made>) -> Self {
+        Self { file: Arc::new(file), info, made: Mutex::new(made) }
+    }
+
+    fn take_made(&self) -> Option<Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     #[cfg(test)]
@@ -30,9 +67,22 @@ impl Storage {
     }
 }
 
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // The descriptor is still open: its lock keeps others out, and its inode cannot have become another file's.
+        if let Some(made) = self.take_made() {
+            made.take_back(self.file.file());
+        }
+    }
+}
+
 impl Backend for Storage {
     fn info(&self) -> BackendInfo {
         BackendInfo { size: self.file.size(), ..self.info.clone() }
+    }
+
+    fn keep(&self) {
+        self.take_made();
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError> {

@@ -219,7 +219,7 @@ fn size_makes_an_absent_or_empty_file_and_checks_any_other() {
     let folder = folder();
     let path = folder.path().join("disk");
     assert!(refusal(&file_at(&path, None)).contains("give a size to create it"));
-    drop(open(&file_at(&path, Some(1 << 20))).unwrap());
+    open(&file_at(&path, Some(1 << 20))).unwrap().keep();
     let metadata = path.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks(), metadata.mode() & 0o777), (1 << 20, 0, 0o600));
     drop(open(&file_at(&path, Some(1 << 20))).unwrap());
@@ -227,7 +227,40 @@ fn size_makes_an_absent_or_empty_file_and_checks_any_other() {
     let empty = folder.path().join("empty");
     File::create(&empty).unwrap();
     assert!(refusal(&file_at(&empty, None)).contains("give a size"));
+    open(&file_at(&empty, Some(4096))).unwrap().keep();
+    assert_eq!(empty.metadata().unwrap().len(), 4096);
+}
+
+#[test]
+fn what_was_made_and_never_served_is_taken_back_unless_it_became_something() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    let spec = file_at(&path, Some(1 << 20));
+    // By whatever stands before it.
+    drop(open(&BackendSpec { faults: Some(FaultPlan::default()), ..spec.clone() }).unwrap());
+    assert!(!path.exists(), "a file that nothing was served from is left");
+    open(&BackendSpec { faults: Some(FaultPlan::default()), ..spec.clone() }).unwrap().keep();
+    assert!(path.exists(), "a file that was served is gone");
+    drop(open(&spec).unwrap());
+    assert!(path.exists(), "a file that was there before is gone");
+    // An empty file was not made here, and its size was.
+    let empty = folder.path().join("empty");
+    File::create(&empty).unwrap();
     drop(open(&file_at(&empty, Some(4096))).unwrap());
+    assert_eq!(empty.metadata().unwrap().len(), 0);
+    // Somebody wrote to it.
+    let written = folder.path().join("written");
+    let opened = open(&file_at(&written, Some(1 << 20))).unwrap();
+    File::options().write(true).open(&written).unwrap().write_all_at(&[1; 4096], 0).unwrap();
+    drop(opened);
+    assert!(written.exists(), "data are gone");
+    // Another file has the name now.
+    let moved = folder.path().join("moved");
+    let opened = open(&file_at(&moved, Some(1 << 20))).unwrap();
+    std::fs::rename(&moved, folder.path().join("elsewhere")).unwrap();
+    File::create(&moved).unwrap();
+    drop(opened);
+    assert!(moved.exists() && folder.path().join("elsewhere").exists(), "another file is gone");
 }
 
 #[test]
@@ -266,6 +299,7 @@ fn a_file_is_served_once_and_the_refusal_names_the_holder() {
     let folder = folder();
     let path = folder.path().join("disk");
     let first = open(&file_at(&path, Some(1 << 20))).unwrap();
+    first.keep();
     let second = refusal(&file_at(&path, None));
     assert!(second.contains(&format!("this farside itself (pid {})", std::process::id())), "{second}");
     let link = folder.path().join("link");
@@ -297,7 +331,7 @@ fn a_file_that_others_lock_their_way_is_refused() {
     let folder = folder();
     let path = folder.path().join("disk");
     let file_spec = file_at(&path, Some(1 << 20));
-    drop(open(&file_spec).unwrap());
+    open(&file_spec).unwrap().keep();
     // The lock that QEMU takes belongs to an open file, here to one of this process.
     let holder = File::options().read(true).write(true).open(&path).unwrap();
     let lock =
@@ -312,7 +346,7 @@ fn a_file_that_others_lock_their_way_is_refused() {
 fn a_read_only_file_takes_no_writes() {
     let folder = folder();
     let path = folder.path().join("disk");
-    drop(open(&file_at(&path, Some(1 << 20))).unwrap());
+    open(&file_at(&path, Some(1 << 20))).unwrap().keep();
     let backend = open(&BackendSpec { read_only: true, ..file_at(&path, None) }).unwrap();
     let info = backend.info();
     assert!(info.read_only && !info.write_cache && info.abilities == Abilities::default());
@@ -342,7 +376,11 @@ fn refresh_sees_growth_and_shrinkage() {
 fn identity_belongs_to_the_file_and_not_to_its_name() {
     let folder = folder();
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
-    let identity = |path: &Path| open(&file_at(path, Some(4096))).unwrap().info().identity;
+    let identity = |path: &Path| {
+        let backend = open(&file_at(path, Some(4096))).unwrap();
+        backend.keep();
+        backend.info().identity
+    };
     let first = identity(&one);
     assert_ne!(first, identity(&two));
     std::fs::rename(&one, folder.path().join("moved")).unwrap();

@@ -10,7 +10,7 @@ use clap::Args;
 use farside::ProviderChoice;
 use farside::backend::{FaultPlan, Faulty, Source};
 use farside::config::{Config, Loaded, Quick, import, machine_id, parse_size};
-use farside::control::{ControlServer, Manager, MetricsServer, default_path};
+use farside::control::{ControlPath, ControlServer, Failure, Manager, MetricsAddress, MetricsServer, default_path};
 use farside::target::Target;
 use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
@@ -110,9 +110,10 @@ impl Serve {
             return ExitCode::from(2);
         }
         let (control, metrics) = (self.control.clone(), self.metrics);
-        let started = self.start().and_then(|manager| {
-            let manager = Arc::new(manager.with_log(set_log));
-            Ok((Doors::open(control, metrics, &manager)?, manager))
+        // What may be refused comes first: nothing is made, and no host served, by a start that fails.
+        let started = Frames::bind(control, metrics).and_then(|frames| {
+            let manager = Arc::new(self.start()?.with_log(set_log));
+            Ok((frames.open(&manager)?, manager))
         });
         let (doors, manager) = match started {
             Ok(started) => started,
@@ -223,6 +224,37 @@ impl Serve {
     }
 }
 
+/// Where the ways in besides RDMA are to be: taken, and not open yet.
+struct Frames {
+    control: Option<ControlPath>,
+    metrics: Option<MetricsAddress>,
+    /// Why there is no control socket where nobody asked for one: no reason not to serve.
+    without: Option<Failure>,
+}
+
+impl Frames {
+    fn bind(control: Option<PathBuf>, metrics: Option<SocketAddr>) -> Result<Self, String> {
+        let metrics = metrics.map(MetricsAddress::bind).transpose().map_err(|failure| failure.to_string())?;
+        let control = match control {
+            Some(path) => Ok(Some(ControlPath::bind(&path).map_err(|failure| failure.to_string())?)),
+            None => default_path().map(|path| ControlPath::bind(&path)).transpose(),
+        };
+        let (control, without) = match control {
+            Ok(control) => (control, None),
+            Err(failure) => (None, Some(failure)),
+        };
+        Ok(Self { control, metrics, without })
+    }
+
+    fn open(self, manager: &Arc<Manager>) -> Result<Doors, String> {
+        self.without.iter().for_each(|failure| info!("without a control socket: {failure}"));
+        let metrics = self.metrics.map(|bound| MetricsServer::serve(bound, Arc::clone(manager)));
+        let control = self.control.map(|bound| ControlServer::serve(bound, Arc::clone(manager)));
+        let said = |failure: Failure| failure.to_string();
+        Ok(Doors { control: control.transpose().map_err(said)?, metrics: metrics.transpose().map_err(said)? })
+    }
+}
+
 /// The ways in besides RDMA: the control socket and the metrics.
 struct Doors {
     control: Option<ControlServer>,
@@ -230,22 +262,6 @@ struct Doors {
 }
 
 impl Doors {
-    fn open(control: Option<PathBuf>, metrics: Option<SocketAddr>, manager: &Arc<Manager>) -> Result<Self, String> {
-        let metrics = metrics.map(|address| MetricsServer::start(address, Arc::clone(manager)));
-        let metrics = metrics.transpose().map_err(|failure| failure.to_string())?;
-        let control = match control {
-            Some(path) => {
-                Some(ControlServer::start(&path, Arc::clone(manager)).map_err(|failure| failure.to_string())?)
-            }
-            None => default_path().and_then(|path| {
-                let started = ControlServer::start(&path, Arc::clone(manager));
-                // Nobody asked for it: it is no reason not to serve.
-                started.map_err(|failure| info!("without a control socket: {failure}")).ok()
-            }),
-        };
-        Ok(Self { control, metrics })
-    }
-
     /// For the table.
     fn lines(&self) -> String {
         let control = self.control.as_ref().map(|door| format!("control    {}\n", door.path().display()));

@@ -103,6 +103,8 @@ fn human(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farside::rdma::{Caps, DeviceId, DeviceInfo};
+
     use super::*;
 
     #[test]
@@ -110,6 +112,42 @@ mod tests {
         assert_eq!(human(1 << 30), "1 GiB");
         assert_eq!(human(1536 << 20), "1.50 GiB");
         assert_eq!(human(100), "100 B");
+    }
+
+    #[test]
+    fn table_names_device_gid_and_memory_of_each_listener() {
+        let caps = Caps {
+            max_qp_wr: 1,
+            max_cqe: 1,
+            max_qp: 1,
+            max_srq_wr: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            max_initiator_depth: 1,
+            max_responder_resources: 1,
+            send_with_invalidate: true,
+            read_sink_needs_remote_write: false,
+        };
+        let gid = "fd00::2 (RoCE v2)".into();
+        let device = DeviceInfo { id: DeviceId(7), name: "mlx5_0".into(), gid, mtu: 4096, caps };
+        let served = Served {
+            provider: "verbs",
+            listeners: vec![("[fd00::2]:4420".parse().unwrap(), Some(device)), ("0.0.0.0:4421".parse().unwrap(), None)],
+            subsystems: vec![("nqn.x".into(), Vec::new())],
+            memory: 172 << 20,
+            reactors: 2,
+            remarks: vec!["a remark".into()],
+        };
+        assert_eq!(
+            table(&served),
+            "subsystem  nqn.x\n\
+             listener   [fd00::2]:4420  mlx5_0  GID fd00::2 (RoCE v2)  path MTU 4096\n\
+             listener   0.0.0.0:4421  every RDMA device\n\
+             memory     172 MiB registered, 2 reactors, provider verbs\n\
+             \u{20}          a remark\n\
+             connect    nvme connect -t rdma -a fd00::2 -s 4420 -n nqn.x\n\
+             connect    nvme connect -t rdma -a ADDRESS-OF-THIS-MACHINE -s 4421 -n nqn.x\n"
+        );
     }
 
     #[test]

@@ -117,21 +117,49 @@ impl fmt::Debug for MetricsServer {
     }
 }
 
+/// An address that metrics are to be served on, taken before there are any.
+pub struct MetricsAddress {
+    address: SocketAddr,
+    server: Server,
+}
+
+impl fmt::Debug for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsAddress").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl MetricsAddress {
+    /// Listens there. Who asks waits until it is served.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn bind(address: SocketAddr) -> Result<Self, Failure> {
+        let server = Server::http(address).map_err(|error| refused(address, error.to_string()))?;
+        Ok(Self { address: server.server_addr().to_ip().unwrap_or(address), server })
+    }
+}
+
+fn refused(address: SocketAddr, reason: String) -> Failure {
+    Failure::new(format!("metrics on {address}"), reason, "choose a free address of this machine with --metrics")
+}
+
 impl MetricsServer {
-    /// Starts it.
+    /// Binds the address and serves it.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn start(address: SocketAddr, manager: Arc<Manager>) -> Result<Self, Failure> {
-        let refuse = |reason: String| {
-            Failure::new(
-                format!("metrics on {address}"),
-                reason,
-                "choose a free address of this machine with --metrics",
-            )
-        };
-        let server = Arc::new(Server::http(address).map_err(|error| refuse(error.to_string()))?);
-        let bound = server.server_addr().to_ip().unwrap_or(address);
+        Self::serve(MetricsAddress::bind(address)?, manager)
+    }
+
+    /// Serves an address.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn serve(bound: MetricsAddress, manager: Arc<Manager>) -> Result<Self, Failure> {
+        let MetricsAddress { address, server } = bound;
+        let server = Arc::new(server);
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, serving) = (Arc::clone(&stop), Arc::clone(&server));
         let body = move || {
@@ -143,7 +171,8 @@ impl MetricsServer {
             }
         };
         let spawned = std::thread::Builder::new().name("farside-metrics".into()).spawn(body);
-        Ok(Self { address: bound, server, stop, thread: Some(spawned.map_err(|error| refuse(error.to_string()))?) })
+        let thread = spawned.map_err(|error| refused(address, error.to_string()))?;
+        Ok(Self { address, server, stop, thread: Some(thread) })
     }
 
     /// Where it listens.

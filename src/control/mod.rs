@@ -19,7 +19,7 @@ mod server;
 
 pub use client::{Client, ClientError};
 pub use manager::Manager;
-pub use metrics::MetricsServer;
+pub use metrics::{MetricsAddress, MetricsServer};
 pub use plan::{Change, plan};
 pub use protocol::{Failure, Request};
-pub use server::{ControlServer, default_path};
+pub use server::{ControlPath, ControlServer, default_path};

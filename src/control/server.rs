@@ -57,25 +57,62 @@ pub fn default_path() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(|folder| PathBuf::from(folder).join("farside.sock"))
 }
 
+/// A path that a target is to be controlled by, taken before there is one. Removed when dropped.
+#[derive(Debug)]
+pub struct ControlPath {
+    path: PathBuf,
+    listener: Option<UnixListener>,
+}
+
+impl ControlPath {
+    /// Binds the socket, for its owner alone. Who connects waits until it is served.
+    ///
+    /// # Errors
+    /// Another target holds the path, or it cannot be bound.
+    pub fn bind(path: &Path) -> Result<Self, Failure> {
+        let listener = bind(path).map_err(|(reason, remedy)| refused(path, reason, remedy))?;
+        Ok(Self { path: path.to_owned(), listener: Some(listener) })
+    }
+}
+
+impl Drop for ControlPath {
+    fn drop(&mut self) {
+        if self.listener.take().is_some() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn refused(path: &Path, reason: impl ToString, remedy: &str) -> Failure {
+    Failure::new(format!("control socket {}", path.display()), reason.to_string(), remedy)
+}
+
 impl ControlServer {
     /// Binds the socket, for its owner alone, and serves it.
     ///
     /// # Errors
     /// Another target holds the path, or it cannot be bound.
     pub fn start(path: &Path, manager: Arc<Manager>) -> Result<Self, Failure> {
-        let refuse =
-            |reason: String, remedy: &str| Failure::new(format!("control socket {}", path.display()), reason, remedy);
-        let listener = bind(path).map_err(|(reason, remedy)| refuse(reason, remedy))?;
+        Self::serve(ControlPath::bind(path)?, manager)
+    }
+
+    /// Serves a socket.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn serve(mut bound: ControlPath, manager: Arc<Manager>) -> Result<Self, Failure> {
+        let path = std::mem::take(&mut bound.path);
+        let Some(listener) = bound.listener.take() else { return Err(refused(&path, "is closed", "")) };
         let shared = Arc::new(Shared::default());
         let accepting = Arc::clone(&shared);
         let spawned = std::thread::Builder::new()
             .name("farside-ctl".into())
             .spawn(move || accept(&listener, &accepting, &manager));
         match spawned {
-            Ok(thread) => Ok(Self { path: path.to_owned(), shared, thread: Some(thread) }),
+            Ok(thread) => Ok(Self { path, shared, thread: Some(thread) }),
             Err(error) => {
-                let _ = std::fs::remove_file(path);
-                Err(refuse(error.to_string(), ""))
+                let _ = std::fs::remove_file(&path);
+                Err(refused(&path, error, ""))
             }
         }
     }

@@ -450,6 +450,7 @@ impl TargetBuilder {
         let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
         threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, ""))?);
+        self.subsystems.iter().for_each(keep);
 
         let served = Served {
             provider: P::NAME,
@@ -481,6 +482,11 @@ fn open_keeper(folder: &Path) -> Result<Keeper, TargetError> {
         let remedy = "name a folder that the user that farside runs as can write to";
         TargetError::new(format!("state_dir {}", folder.display()), error, remedy)
     })
+}
+
+/// Nothing can fail any more: what was made for its namespaces stays.
+pub(super) fn keep(subsystem: &SubsystemSpec) {
+    subsystem.namespaces.iter().for_each(|namespace| namespace.backend.keep());
 }
 
 /// The ANA states that a subsystem starts with; listeners are there.

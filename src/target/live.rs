@@ -16,7 +16,7 @@ use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig
 use uuid::Uuid;
 
 use super::builder::{
-    NamespaceSpec, SubsystemSpec, Target, TargetError, limit_hosts, namespace_config, set_first_states,
+    NamespaceSpec, SubsystemSpec, Target, TargetError, keep, limit_hosts, namespace_config, set_first_states,
 };
 use super::limits::Limiter;
 use super::namespace::{Instance, IoCounters, Published};
@@ -192,8 +192,9 @@ impl Target {
         let mut namespaces = spec.namespaces.iter();
         let added = namespaces.try_for_each(|namespace| self.open_and_tell(id, &spec.nqn, namespace));
         let added = added.and_then(|()| self.control(|control| set_first_states(&mut control.registry, spec)));
-        if added.is_err() {
-            let _ = self.detach_subsystem(id, &spec.nqn).map(|taken| self.gone(vec![taken]));
+        match &added {
+            Ok(()) => keep(spec),
+            Err(_) => drop(self.detach_subsystem(id, &spec.nqn).map(|taken| self.gone(vec![taken]))),
         }
         added
     }
@@ -204,7 +205,9 @@ impl Target {
     /// The subsystem is not served, the NSID or the UUID exists, or the backend does not fit: nothing changed.
     pub fn add_namespace(&self, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
         let _guard = self.live.lock();
-        self.open_and_tell(self.find(nqn)?, nqn, spec)
+        self.open_and_tell(self.find(nqn)?, nqn, spec)?;
+        spec.backend.keep();
+        Ok(())
     }
 
     /// Serves one more namespace. Hosts that ask see it, and are not told: [`Self::namespace_came`] does that.
@@ -216,7 +219,11 @@ impl Target {
     /// A namespace that was inserted stays: hosts are told.
     pub(crate) fn namespace_came(&self, nqn: &str, nsid: u32) {
         if let Ok(id) = self.find(nqn) {
-            self.control(|control| control.registry.namespace_came(id, nsid));
+            let came = self.control(|control| {
+                control.registry.namespace_came(id, nsid);
+                control.published.get(&(id, nsid)).map(|published| Arc::clone(&published.backend))
+            });
+            came.iter().for_each(|backend| backend.keep());
         }
     }
 

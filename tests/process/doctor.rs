@@ -57,7 +57,8 @@ fn port_that_a_software_target_holds_is_named() {
     let socket = folder.path().join("control");
     let prepare = format!(
         "{NAMESPACE} {ADDRESS} {program} serve --null 1G --provider soft --reactors 1 --listen 10.77.0.1 --control {0} >{1} 2>&1 & \
-         n=0; while ! test -S {0}; do n=$((n + 1)); test $n -lt 300; sleep 0.1; done; \
+         n=0; while ! {program} ctl --control {0} status >{1}.status 2>&1; do \
+         n=$((n + 1)); test $n -lt 300; sleep 0.1; done; \
          trap 'kill %1' EXIT; {program} doctor --listen 10.77.0.1 || true; exit 0",
         socket.display(),
         folder.path().join("log").display(),

@@ -1,5 +1,5 @@
-//! The program itself over the software provider, as a process of its own: what hostile packets do to it, and what it costs to
-//! have many hosts.
+//! The program itself over the software provider, as a process of its own: what hostile packets do to it, what it costs to
+//! have many hosts, and how it starts and ends.
 
 mod doctor;
 mod foreign;
@@ -9,3 +9,4 @@ mod many;
 mod seccomp;
 mod served;
 mod service;
+mod start;

@@ -2,10 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
 
 pub(crate) const NQN: &str = "nqn.2026-11.io.example:process";
 
@@ -85,14 +87,24 @@ impl Served {
 
     /// Asks it to stop; whether it ended well.
     pub(crate) fn terminate(&mut self) -> bool {
+        self.signal(Signal::SIGTERM);
+        let status = self.status_within(Duration::from_secs(20));
+        status.unwrap_or_else(|| panic!("it does not stop:\n{}", self.log())).success()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("its own child");
-        let deadline = Instant::now() + Duration::from_secs(20);
+        nix::sys::signal::kill(pid, signal).expect("its own child");
+    }
+
+    /// How it ended, if it does in time.
+    pub(crate) fn status_within(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + limit;
         loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                return status.success();
+            let status = self.child.try_wait().expect("a child");
+            if status.is_some() || Instant::now() >= deadline {
+                return status;
             }
-            assert!(Instant::now() < deadline, "it does not stop:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }

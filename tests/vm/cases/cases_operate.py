@@ -138,12 +138,18 @@ for _kind, (_old, _new, _names) in BAD.items():
     _bad_case(_kind, _old, _new, _names)
 
 
+#: a file that a start is to make
+NEW = "/run/scratch/new.img"
+
+
 @case(providers=FARSIDE)
 def a_port_in_use_is_named(lab):
     lab.serve()
     refused_start(
-        lab, "--memory", "16M", "--nqn", NQN + "other", "--listen", endpoint(lab.address, 4420), names=lab.address
-    )
+        lab, "--file", NEW, "--size", "16M", "--nqn", NQN + "other", "--listen", endpoint(lab.address, 4420),
+        names=lab.address,
+    )  # fmt: skip
+    true("nothing half started: the file was not left behind", not os.path.exists(NEW))
 
 
 @case(providers=("verbs",))
@@ -173,9 +179,10 @@ def no_rdma_device_is_named(lab):
     lab.undo(run, "ip", "netns", "delete", "bare", check=False)
     run("ip", "link", "set", "lo", "up", netns="bare")
     done = run(
-        lab.binary, "serve", "--memory", "16M", "--listen", "127.0.0.1:4420", "--provider", "verbs",
+        lab.binary, "serve", "--file", NEW, "--size", "16M", "--listen", "127.0.0.1:4420", "--provider", "verbs",
         check=False, timeout=20, netns="bare",
     )  # fmt: skip
     equal(f"exit status ({done.stderr})", done.returncode, 2)
     equal(f"lines of the message ({done.stderr})", len(done.stderr.strip().splitlines()), 1)
     true(f"it names device or address: {done.stderr}", "127.0.0.1" in done.stderr or "device" in done.stderr)
+    true("nothing half started: the file was not left behind", not os.path.exists(NEW))
