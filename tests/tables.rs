@@ -84,6 +84,48 @@ fn every_row_of_the_features_has_a_test_or_a_reason() {
     assert!(count > 80, "only {count} rows");
 }
 
+/// Every key that the configuration's reader knows stands in the README's example, but for those of the test tool.
+#[test]
+fn every_key_of_the_configuration_is_in_the_readme() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let reader = fs::read_to_string(root.join("src/config/parse.rs")).unwrap();
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let example = readme.split("```").find_map(|block| block.strip_prefix("toml\n")).expect("an example");
+    let words: Vec<&str> = example.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).collect();
+    let (_, test_tool) = reader.split_once("fn read_faults(").expect("the test tool's section");
+    let (test_tool, _) = test_tool.split_once("\nfn ").expect("a function after it");
+    let starts =
+        [".string(", ".bool(", ".number(", ".size(", ".strings(", ".section(", ".sections(", "(&mut section, "];
+    let mut keys: Vec<&str> = Vec::new();
+    for start in starts {
+        let calls = reader.split(start).skip(1);
+        keys.extend(calls.filter_map(|rest| rest.strip_prefix('"')?.split('"').next()));
+    }
+    keys.retain(|key| *key != "faults" && !test_tool.contains(&format!("(\"{key}\"")));
+    assert!(keys.len() > 60, "only {} keys: the search is broken", keys.len());
+    keys.retain(|key| !words.contains(key));
+    assert!(keys.is_empty(), "not in the README: {keys:?}");
+}
+
+/// What skips itself by a line of its own is not seen where nothing may be skipped.
+#[test]
+fn skips_go_through_the_helper_that_ci_fails_on() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "nvme/src", "tests"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let said = concat!("\"SKI", "PPED");
+    let helper = root.join("tests/hosts/skipped.rs").display().to_string();
+    // The virtual machines' cases run those of the verbs provider, and count what they skip.
+    let counted = root.join("tests/verbs_pair").display().to_string();
+    let skips = |(name, text): &&(String, String)| name.ends_with(".rs") && text.contains(said);
+    let skipping: Vec<&String> = files.iter().filter(skips).map(|(name, _)| name).collect();
+    assert!(skipping.contains(&&helper), "the search is broken: {skipping:?}");
+    let others: Vec<_> = skipping.iter().filter(|name| ***name != helper && !name.starts_with(&counted)).collect();
+    assert!(others.is_empty(), "skipped without the helper: {others:?}");
+}
+
 /// A file that nothing declares is not compiled, and its tests never run.
 #[test]
 fn every_source_file_is_a_module() {
