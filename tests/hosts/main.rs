@@ -71,6 +71,7 @@ macro_rules! every_scenario {
                 reads_never_exceed_the_depth_that_the_host_gave,
                 sixteen_descriptors_carry_a_megabyte,
                 every_in_capsule_size_works,
+                small_capsules_carry_one_descriptor,
             }
             raw_rewrite {
                 data_rewritten_under_way_are_read_once,
@@ -182,6 +183,7 @@ macro_rules! every_scenario {
                 aborts_of_stalled_commands_are_answered_and_harm_nobody,
                 connections_without_a_connect_command_are_closed,
                 vanished_host_is_forgotten_after_its_keep_alive,
+                io_alone_keeps_the_association_alive,
                 ended_queues_with_commands_in_the_disk_come_back_to_zero,
             }
         }

@@ -41,26 +41,23 @@ pub(crate) fn log_pages_serve_any_window_and_refuse_bad_offsets<R: Rig>() {
     }
     // The last bytes of the log, and more asked for than there is.
     let (response, bytes) = raw.call_for(admin, wire::get_log_page(0x70, 0, end - 4, 8, true), 8);
-    if response.status().is_success() {
-        assert_eq!(bytes[..4], whole[total - 4..]);
-    }
-    // A length of 16 GiB with a descriptor that cannot hold it.
+    assert!(response.status().is_success(), "{}", response.status());
+    assert_eq!(bytes, [&whole[total - 4..], &[0; 4]].concat(), "what lies past the end is zero");
+    // A length of 16 GiB, beyond MDTS, and one that the descriptor does not hold.
     let (response, _) = raw.call_for(admin, wire::get_log_page(0x70, 0, 0, 0, true), 4096);
-    assert!(!response.status().is_success(), "a length that the descriptor does not hold");
+    assert_eq!(response.status(), Status::INVALID_FIELD.dnr(), "beyond MDTS");
+    let (response, _) = raw.call_for(admin, wire::get_log_page(0x70, 0, 0, 4096, true), 4092);
+    assert_eq!(response.status(), Status::DATA_SGL_LENGTH_INVALID.dnr(), "beyond its descriptor");
 }
 
 pub(crate) fn every_feature_and_identify_is_answered<R: Rig>() {
     let setup = Setup::<R>::start();
     let bystander = setup.bystander();
     let (mut raw, admin, io) = setup.ready();
-    for fid in 0..=255u32 {
+    for fid in 0..=255u8 {
         for sel in 0..8u32 {
-            let (response, _) = raw.call_for(admin, Sqe::new(0x0a).cdw(10, fid | sel << 8), 4096);
-            assert!(
-                response.status().is_success() || response.status().is_dnr(),
-                "feature {fid:02x} select {sel}: {}",
-                response.status()
-            );
+            let (response, _) = raw.call_for(admin, Sqe::new(0x0a).cdw(10, u32::from(fid) | sel << 8), 4096);
+            assert_eq!(response.status(), feature_answer(fid, sel), "feature {fid:02x} select {sel}");
         }
     }
     for fid in [7u32, 0x0b, 0x0f, 6] {
@@ -69,22 +66,55 @@ pub(crate) fn every_feature_and_identify_is_answered<R: Rig>() {
     }
     for cns in 0..=255u8 {
         for nsid in [0, 1, 3, 4, 0xffff_fffe, 0xffff_ffff] {
-            let (response, _) = raw.call_for(admin, wire::identify(cns, nsid, 0), 4096);
-            assert!(
-                response.status().is_success() || response.status().is_dnr(),
-                "CNS {cns:02x} namespace {nsid:x}: {}",
-                response.status()
-            );
+            let (response, _) = raw.call_for(admin, wire::identify(cns, nsid, 0xffff), 4096);
+            assert_eq!(response.status(), identify_answer(cns, nsid), "CNS {cns:02x} namespace {nsid:x}");
         }
+    }
+    // Which command sets a controller has is told of this one: FFFFh, or its own identifier.
+    for (cntid, expected) in [(raw.cntlid, Status::SUCCESS), (raw.cntlid ^ 0x8000, Status::INVALID_FIELD.dnr())] {
+        let (response, _) = raw.call_for(admin, wire::identify(0x1c, 0, cntid), 4096);
+        assert_eq!(response.status(), expected, "command sets of controller {cntid:x}");
     }
     for lid in 0..=255u8 {
         let (response, _) = raw.call_for(admin, wire::get_log_page(lid, 0xffff_ffff, 0, 512, false), 4096);
-        assert!(response.status().is_success() || response.status().is_dnr(), "log {lid:02x}: {}", response.status());
+        let known = matches!(lid, 0..=5 | 0x0c | 0x12 | 0x13 | 0x80);
+        let expected = if known { Status::SUCCESS } else { Status::INVALID_LOG_PAGE.dnr() };
+        assert_eq!(response.status(), expected, "log {lid:02x}");
     }
-    let (response, _) = raw.call_for(admin, wire::identify(2, 0xffff_fffe, 0), 4096);
-    assert_status(&response, Status::INVALID_NAMESPACE, "active namespaces after FFFFFFFEh");
     raw.alive(io);
     bystander.check();
+}
+
+/// What Get Features without a namespace and with Dword 11 of 0 is answered with (NVMe Base 2.x, Get Features command).
+fn feature_answer(fid: u8, select: u32) -> Status {
+    let ours = matches!(fid, 0x01 | 0x02 | 0x04..=0x07 | 0x0a | 0x0b | 0x0f | 0x16 | 0x19 | 0x81..=0x84);
+    match (fid, select) {
+        // Reserved selects, and features that are not there.
+        (_, 4..) => Status::INVALID_FIELD.dnr(),
+        _ if !ours => Status::INVALID_FIELD.dnr(),
+        // Of a namespace, and none is named.
+        (0x82..=0x84, _) => Status::INVALID_NAMESPACE.dnr(),
+        // Capabilities of any; the host identifier has 128 bits on fabrics, and 64 were asked for.
+        (0x81, 0..=2) => Status::INVALID_FIELD.dnr(),
+        _ => Status::SUCCESS,
+    }
+}
+
+/// What Identify is answered with where namespaces 1 to 3 are active and 1024 can be (NVMe Base 2.x, Identify command).
+fn identify_answer(cns: u8, nsid: u32) -> Status {
+    let (valid, active) = ((1..=1024).contains(&nsid), (1..=3).contains(&nsid));
+    let needs = |so: bool| if so { Status::SUCCESS } else { Status::INVALID_NAMESPACE.dnr() };
+    match cns {
+        // A namespace; zeroes for one that is not active.
+        0x00 | 0x05 | 0x08 => needs(valid),
+        // The controller.
+        0x01 | 0x06 | 0x1c => Status::SUCCESS,
+        // Active namespaces above the one that is named.
+        0x02 | 0x07 => needs(nsid < 0xffff_fffe),
+        // Descriptors of an active namespace.
+        0x03 => needs(active),
+        _ => Status::INVALID_FIELD.dnr(),
+    }
 }
 
 pub(crate) fn event_requests_have_a_limit_and_aborts_are_answered<R: Rig>() {
@@ -137,11 +167,11 @@ pub(crate) fn properties_are_readable_and_a_reset_aborts_nothing_twice<R: Rig>()
     }
     for (offset, wide) in [(0, false), (0x14, true), (1, false), (0x1000, false), (u32::MAX, true), (0x24, false)] {
         let response = raw.call(admin, wire::property_get(offset, wide));
-        assert!(!response.status().is_success(), "property {offset:x}, wide {wide}");
+        assert_eq!(response.status(), Status::INVALID_FIELD.dnr(), "property {offset:x}, wide {wide}");
     }
     for offset in [0, 8, 0x1c, 0x24, u32::MAX] {
         let response = raw.call(admin, wire::property_set(offset, 1));
-        assert!(!response.status().is_success(), "property {offset:x} was set");
+        assert_eq!(response.status(), Status::INVALID_FIELD.dnr(), "property {offset:x} was set");
     }
     for at in 0..3 {
         raw.host.send(admin, &Sqe::new(0x0c).cid(0x4000 + at).0).expect("sent");
@@ -247,11 +277,16 @@ pub(crate) fn discovery_controller_refuses_quietly<R: Rig>() {
             );
         }
         let (response, _) = raw.call_for(admin, wire::get_log_page(2, 0xffff_ffff, 0, 512, false), 512);
-        assert!(!response.status().is_success(), "SMART of a discovery controller");
+        assert_eq!(response.status(), Status::INVALID_LOG_PAGE.dnr(), "SMART of a discovery controller");
         // No I/O queue here.
         let io = raw.good_queue(1, 32);
         let response = raw.connect_io(io, 1, 31);
-        assert!(!response.status().is_success(), "an I/O queue of a discovery controller");
+        assert_eq!(
+            response.status(),
+            Status::CONNECT_INVALID_PARAMETERS.dnr(),
+            "an I/O queue of a discovery controller"
+        );
+        assert_eq!(response.dword0(), 42, "QID is at fault");
         raw.host.close(io);
         raw.host.close(admin);
     }

@@ -179,6 +179,28 @@ pub(crate) fn vanished_host_is_forgotten_after_its_keep_alive<R: Rig>() {
     assert!(after >= Duration::from_millis(900) && after < Duration::from_secs(6), "after {after:?}");
 }
 
+/// TBKAS: commands of any queue keep the association alive, without one Keep Alive command.
+pub(crate) fn io_alone_keeps_the_association_alive<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let mut raw = setup.raw();
+    raw.kato_ms = 1000;
+    let (admin, io) = raw.bring_up();
+    let (_, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
+    assert_eq!(identify[96] >> 6 & 1, 1, "CTRATT says TBKAS");
+    // Four times the timeout, and nothing at all on the admin queue.
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        raw.alive(io);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(raw.host.down(io).is_none() && raw.host.down(admin).is_none(), "it was taken for dead");
+    assert!(raw.call(admin, wire::property_get(0x1c, false)).status().is_success());
+    // And it is no timeout that never comes.
+    let silent = Instant::now();
+    assert!(raw.host.end_of(io, LIMIT).is_some(), "a silent host keeps its controller");
+    assert!(silent.elapsed() >= Duration::from_millis(900), "after {:?}", silent.elapsed());
+}
+
 pub(crate) fn ended_queues_with_commands_in_the_disk_come_back_to_zero<R: Rig>() {
     let setup = Setup::<R>::start();
     let bystander = setup.bystander();
