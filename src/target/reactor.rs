@@ -41,6 +41,9 @@ const BATCH: usize = 64;
 const MAILBOX_KEY: u32 = u32::MAX;
 const FDS_PER_DEVICE: u32 = 8;
 
+/// How long a reactor that has queues sleeps at most before it looks at its devices by itself.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// How often asynchronous events are looked for while there is no sleep that they could end.
 const EVENT_CHECK: Duration = Duration::from_millis(50);
 
@@ -433,7 +436,9 @@ impl<P: Provider> Reactor<P> {
         }
         // What completed before the queue was armed makes no event: look once more.
         if !self.poll_devices(now) {
-            let timeout = self.next_timeout(now);
+            // An event that a device loses costs its hosts no more than this.
+            let again = (!self.queues.is_empty()).then_some(LOOK_AGAIN);
+            let timeout = self.next_timeout(now).into_iter().chain(again).min();
             if let Some(ring) = &self.ring
                 && let Err(error) = ring.borrow_mut().wait(timeout)
             {

@@ -88,6 +88,21 @@ fn invalidate_that_the_device_only_claims_ends_one_queue_and_is_not_used_again()
     );
 }
 
+/// Events that a device loses: the target looks at its completions by itself, once a second.
+#[test]
+fn completions_whose_events_are_lost_are_found() {
+    let setup = over(|options| options.lost_events = true);
+    let (mut raw, _, io) = setup.ready();
+    for at in 0..3u8 {
+        // Long enough for the reactor to sleep.
+        std::thread::sleep(Duration::from_millis(100));
+        let asked = std::time::Instant::now();
+        assert!(raw.write(io, 1, 0, &[at; 4096]).is_success());
+        assert!(asked.elapsed() < Duration::from_secs(5), "answered after {:?}", asked.elapsed());
+    }
+    assert_eq!(raw.read(io, 1, 0, 8).expect("a read"), [2; 4096]);
+}
+
 #[test]
 fn link_that_breaks_in_the_middle_of_anything_harms_nobody_else() {
     let setup = LocalSetup::start();

@@ -57,7 +57,7 @@ impl LocalEndpoint {
             let reason = format!("{} receives, of {} allowed", endpoint.srq_depth, options.caps.max_srq_wr);
             return Err(RdmaError::new("shared receive queue", reason, "ask for fewer"));
         }
-        let shell = Shell::new(fabric.next_id(), options.solicited_only)?;
+        let shell = Shell::new(fabric.next_id(), options.solicited_only, options.lost_events)?;
         fabric.add_shell(&shell);
         Ok(Self {
             fabric: Arc::clone(fabric),

@@ -58,6 +58,8 @@ pub struct LocalOptions {
     /// So many RDMA READs and WRITEs of each queue pair copy their bytes; those after them only pass all checks. For benchmarks:
     /// 64 are enough for a host to connect and identify.
     pub copied_transfers: u64,
+    /// Completions wake nobody, as where an event is lost: who sleeps has to look again by himself.
+    pub lost_events: bool,
 }
 
 impl Default for LocalOptions {
@@ -78,6 +80,7 @@ impl Default for LocalOptions {
             pad_private_data: None,
             solicited_only: false,
             copied_transfers: u64::MAX,
+            lost_events: false,
         }
     }
 }

@@ -103,6 +103,7 @@ pub(super) struct Shell {
     /// Something else for the owner to look at.
     attention: AtomicBool,
     solicited_only: bool,
+    lost_events: bool,
 }
 
 /// The lock of a shell. Giving it back publishes the number of completions and wakes a sleeper.
@@ -152,7 +153,7 @@ pub(super) fn lock_pair<'a>(own: &'a Shell, peer: &'a Shell) -> (Guard<'a>, Guar
 }
 
 impl Shell {
-    pub(super) fn new(id: u64, solicited_only: bool) -> Result<Arc<Self>, RdmaError> {
+    pub(super) fn new(id: u64, solicited_only: bool, lost_events: bool) -> Result<Arc<Self>, RdmaError> {
         let state = State {
             regions: Regions::new(id),
             qps: Vec::new(),
@@ -174,6 +175,7 @@ impl Shell {
             ready: AtomicUsize::new(0),
             attention: AtomicBool::new(false),
             solicited_only,
+            lost_events,
         }))
     }
 
@@ -205,7 +207,11 @@ impl Shell {
     pub(super) fn arm(&self) {
         let mut state = self.lock();
         self.drain(&mut state);
-        state.arm = if self.solicited_only { Arm::Solicited } else { Arm::Any };
+        state.arm = match (self.lost_events, self.solicited_only) {
+            (true, _) => Arm::No,
+            (false, true) => Arm::Solicited,
+            (false, false) => Arm::Any,
+        };
         if self.attention.load(Ordering::Acquire) || !state.events.is_empty() {
             state.wake = true;
         }
