@@ -19,7 +19,7 @@ use super::error::{HostError, HostErrorKind};
 use super::io::{Command, Done};
 use super::link::{ChannelId, ChannelOptions, Link, LinkEvent, RESPONSE, Slots};
 use super::options::HostOptions;
-use super::queue::{Finished, Purpose, Queue};
+use super::queue::{Finished, Purpose, Queue, Taken};
 use super::wire::{self, IdentifyController, Sqe};
 use crate::clock::Clock;
 use crate::mem::Buffer;
@@ -455,15 +455,16 @@ impl<P: Provider> Host<P> {
         let now = self.now();
         let Some(admin) = &mut self.admin else { return };
         let channel = admin.channel;
-        let Some((slot, cid)) = admin.take(purpose, now) else { return };
-        self.send_sqe(channel, slot, sqe.cid(cid));
+        let Some(taken) = admin.take(purpose, now) else { return };
+        self.send_sqe(channel, taken, sqe);
     }
 
-    fn send_sqe(&mut self, channel: ChannelId, slot: u16, sqe: Sqe) {
-        if let Some(capsule) = self.link.capsule(channel, slot.into()) {
-            capsule[..wire::SQE_LEN].copy_from_slice(&sqe.0);
+    fn send_sqe(&mut self, channel: ChannelId, taken: Taken, sqe: Sqe) {
+        let slot = u32::from(taken.slot);
+        if let Some(capsule) = self.link.capsule(channel, slot) {
+            capsule[..wire::SQE_LEN].copy_from_slice(&sqe.cid(taken.cid).0);
         }
-        if let Err(error) = self.link.send(channel, slot.into(), wire::SQE_LEN as u32) {
+        if let Err(error) = self.link.send(channel, slot, wire::SQE_LEN as u32, taken.signaled) {
             self.lose(error);
         }
     }
@@ -476,9 +477,9 @@ impl<P: Provider> Host<P> {
                     self.lose(error);
                 }
             }
-            LinkEvent::Sent { channel, slot } => {
-                if let Some(finished) = self.queue_of(channel).and_then(|queue| queue.on_sent(slot)) {
-                    self.on_finished(channel, finished);
+            LinkEvent::Sent { channel, .. } => {
+                if let Some(queue) = self.queue_of(channel) {
+                    queue.on_sent();
                 }
             }
             LinkEvent::Response { channel, bytes, len, invalidated } => {
@@ -489,8 +490,7 @@ impl<P: Provider> Host<P> {
                 }
                 let (completion, _, _) = Completion::decode(&bytes);
                 match queue.on_answer(completion, invalidated) {
-                    Ok(Some(finished)) => self.on_finished(channel, finished),
-                    Ok(None) => {}
+                    Ok(finished) => self.on_finished(channel, finished),
                     Err(cid) => {
                         let why = format!("an answer to command {cid:#x}, which is not under way");
                         self.lose(HostError::protocol("response", why));
@@ -517,8 +517,8 @@ impl<P: Provider> Host<P> {
             self.phase = Phase::Connect;
         }
         let Some(queue) = self.queue_of(channel) else { return };
-        if let Some((slot, cid)) = queue.take(Purpose::Setup, now) {
-            self.send_sqe(channel, slot, wire::connect(qid, sqsize, kato).sgl(sgl).cid(cid));
+        if let Some(taken) = queue.take(Purpose::Setup, now) {
+            self.send_sqe(channel, taken, wire::connect(qid, sqsize, kato).sgl(sgl));
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::error::{HostError, IoFailure};
 use super::host::Host;
-use super::queue::{Finished, Purpose};
+use super::queue::{Finished, Purpose, Taken};
 use super::wire::{self, Sqe};
 use crate::mem::Buffer;
 use crate::rdma::{Access, Provider, WcStatus};
@@ -81,7 +81,7 @@ impl<P: Provider> Host<P> {
         let in_capsule = self.in_capsule_limit();
         let Some(state) = self.io.get_mut(queue) else { return Err(command) };
         let channel = state.channel;
-        let Some((slot, cid)) = state.take(Purpose::Io, now) else { return Err(command) };
+        let Some(Taken { slot, cid, signaled }) = state.take(Purpose::Io, now) else { return Err(command) };
         let mut mr = None;
         let sqe = encode(&command).cid(cid);
         let (sqe, extra) = match &command.data {
@@ -120,7 +120,7 @@ impl<P: Provider> Host<P> {
             slot.command = Some(command);
             slot.mr = mr;
         }
-        if let Err(error) = self.link.send(channel, slot.into(), len as u32) {
+        if let Err(error) = self.link.send(channel, slot.into(), len as u32, signaled) {
             self.lose(error);
         }
         Ok(())

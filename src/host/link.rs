@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slab::Slab;
 
 use super::error::HostError;
+use super::queue::send_entries;
 use crate::mem::{Arena, Buffer, Pool};
 use crate::rdma::{
     Access, Cm, CmEvent, Completion, ConnId, ConnParams, Endpoint, EndpointEvent, EndpointOptions, Mr, Outgoing,
@@ -63,7 +64,7 @@ pub(crate) enum LinkEvent {
         len: u32,
         invalidated: Option<u32>,
     },
-    /// A capsule was sent; its slot's memory is ours again.
+    /// A signaled capsule was sent, and all before it; its slot's memory is ours again.
     Sent {
         channel: ChannelId,
         slot: u32,
@@ -274,15 +275,14 @@ impl<P: Provider> Link<P> {
         (slot < channel.options.entries).then(|| &mut channel.capsules.bytes(slot)[..len])
     }
 
-    /// Sends the first `len` bytes of a capsule; [`LinkEvent::Sent`] follows.
-    pub(crate) fn send(&mut self, id: ChannelId, slot: u32, len: u32) -> Result<(), HostError> {
+    /// Sends the first `len` bytes of a capsule; [`LinkEvent::Sent`] follows if it is `signaled`.
+    pub(crate) fn send(&mut self, id: ChannelId, slot: u32, len: u32, signaled: bool) -> Result<(), HostError> {
         let lkey = self.local.map_or(0, |mr| mr.lkey);
         let gone = || HostError::lost("capsule", "there is no such queue");
         let channel = self.channel(id).ok_or_else(gone)?;
         let (qp, addr) = (channel.qp.ok_or_else(gone)?, channel.capsules.addr(slot));
         let sge = Sge { addr, len, lkey };
-        let wr =
-            SendWr { tag: tag(SEND, id, slot), op: SendOp::Send, sge, signaled: true, solicited: false, inline: false };
+        let wr = SendWr { tag: tag(SEND, id, slot), op: SendOp::Send, sge, signaled, solicited: false, inline: false };
         let endpoint = self.endpoint.as_mut().ok_or_else(gone)?;
         endpoint.post_send(qp, &wr).map_err(|error| HostError::lost("capsule", error))
     }
@@ -460,7 +460,7 @@ impl<P: Provider> Link<P> {
         let options = channel.options.clone();
         let Some(endpoint) = &mut self.endpoint else { return Ok(()) };
         let sizes = QpOptions {
-            send_wr: options.entries.min(endpoint.caps().max_qp_wr),
+            send_wr: send_entries(options.entries).min(endpoint.caps().max_qp_wr),
             recv_wr: options.receives.min(endpoint.caps().max_qp_wr),
             recv_sge: 1,
             inline: 0,

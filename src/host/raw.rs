@@ -176,7 +176,7 @@ impl<P: Provider> RawHost<P> {
         let bytes = self.link.capsule(channel, slot).and_then(|bytes| bytes.get_mut(..capsule.len()));
         let bytes = bytes.ok_or_else(|| HostError::usage("capsule", "it is longer than this queue's", ""))?;
         bytes.copy_from_slice(capsule);
-        self.link.send(channel, slot, capsule.len() as u32)?;
+        self.link.send(channel, slot, capsule.len() as u32, true)?;
         self.turn();
         Ok(())
     }
@@ -189,7 +189,7 @@ impl<P: Provider> RawHost<P> {
         let bytes = self.link.capsule(channel, slot).and_then(|bytes| bytes.get_mut(..capsule.len()));
         let bytes = bytes.ok_or_else(|| HostError::usage("capsule", "it is longer than this queue's", ""))?;
         bytes.copy_from_slice(capsule);
-        self.link.send(channel, slot, capsule.len() as u32)
+        self.link.send(channel, slot, capsule.len() as u32, true)
     }
 
     /// The next response of a queue.

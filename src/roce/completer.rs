@@ -245,6 +245,13 @@ impl Requester {
             self.rnr_until = None;
             return Outcome::Continue;
         }
+        // Nobody is late who was not asked: the last packet goes out again, and asks.
+        if !self.has_asked() && self.timer.is_due(now) {
+            shared.counters.probes += 1;
+            self.probe = true;
+            self.timer.progress(now, true);
+            return Outcome::Continue;
+        }
         match self.timer.expired(now) {
             None => {}
             Some(Expiry::GiveUp) => {

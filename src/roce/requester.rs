@@ -43,6 +43,10 @@ pub(super) struct Requester {
     pub(super) top: Psn,
     /// Packets since the last one that asked for an acknowledgement.
     since_ack_req: u32,
+    /// Somebody waits for the completion of a work request that went out since then.
+    ack_wanted: bool,
+    /// Behind the last packet that asked for an acknowledgement.
+    asked: Psn,
     pub(super) window: Window,
     pub(super) timer: RetryTimer,
     pub(super) rate: Rate,
@@ -131,6 +135,8 @@ impl Requester {
             una: Psn::default(),
             top: Psn::default(),
             since_ack_req: 0,
+            ack_wanted: false,
+            asked: Psn::default(),
             window: Window::default(),
             timer: RetryTimer::default(),
             rate: Rate::default(),
@@ -147,6 +153,7 @@ impl Requester {
         self.una = conn.send_psn;
         self.top = conn.send_psn;
         self.recovered = conn.send_psn;
+        self.asked = conn.send_psn;
         self.rnr_left = conn.rnr_retry_count;
         self.timer = RetryTimer::new(conn);
     }
@@ -244,13 +251,17 @@ impl Requester {
         let (index, place) = (self.next_packet, Place::of(self.next_packet, wqe.packets));
         let psn = wqe.first.plus(index);
         let pauses = place.ends() && self.wqes.get(self.next + 1).is_none_or(Wqe::is_read);
-        let ack_req = pauses || self.since_ack_req + 1 >= ACK_EVERY || in_flight + 1 >= self.window.packets();
+        // Without a completion that somebody waits for, an acknowledgement can wait for the next request to ask.
+        let wanted = self.ack_wanted || wqe.signaled;
+        let ack_req = pauses && wanted || self.since_ack_req + 1 >= ACK_EVERY || in_flight + 1 >= self.window.packets();
         if let Some(end) = self.push_packet((self.next, index), ack_req, peer, shared, memory, batch) {
             return Some(end);
         }
+        self.ack_wanted = wanted && !ack_req;
         self.since_ack_req = if ack_req { 0 } else { self.since_ack_req + 1 };
         self.note_sent(now, psn, 1, shared);
         if ack_req {
+            self.asked = psn.plus(1);
             self.timer.sample(psn, now);
         }
         self.next_packet += 1;
@@ -313,9 +324,13 @@ impl Requester {
             }
             return None;
         }
+        let late = self.has_asked();
         let sent = self.push_packet((at, last.since(wqe.first)), true, peer, shared, memory, batch);
         match sent {
-            None => shared.counters.retransmitted += 1,
+            None => {
+                shared.counters.retransmitted += u64::from(late);
+                self.asked = last.plus(1);
+            }
             Some(_) => self.probe = sent == Some(Sent::Full),
         }
         self.timer.arm(now);
@@ -361,6 +376,7 @@ impl Requester {
             self.note_sent(now, psn, packets, shared);
             self.timer.sample(psn, now);
             self.since_ack_req = 0;
+            self.asked = psn.plus(packets);
         }
         let ends = self.wqes.get(self.next).is_some_and(|wqe| start + packets >= wqe.packets);
         (self.next, self.next_packet) = if ends { (self.next + 1, 0) } else { (self.next, start + packets) };
@@ -470,6 +486,11 @@ impl Requester {
             self.next -= 1;
         }
         Some(wqe)
+    }
+
+    /// Whether the peer was asked for an acknowledgement that it did not give.
+    pub(super) fn has_asked(&self) -> bool {
+        self.una.precedes(self.asked) || !self.chunks.is_empty()
     }
 
     /// Whether an answer of the peer is due.

@@ -119,8 +119,12 @@ impl RetryTimer {
         self.timed = None;
     }
 
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        self.retry_at.is_some_and(|at| at <= now)
+    }
+
     pub(super) fn expired(&mut self, now: Duration) -> Option<Expiry> {
-        if self.retry_at.is_none_or(|at| now < at) {
+        if !self.is_due(now) {
             return None;
         }
         let silence = now.saturating_sub(self.progress_at);
