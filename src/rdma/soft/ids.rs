@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tracing::debug;
+
 use super::world::World;
 
 /// How far each peer of one address is, for all threads that receive on it.
@@ -139,6 +141,8 @@ impl PeerIds {
                 || peer.newest.load().is_some_and(|newest| newest.leads_to(seen, NEAR, NEAR)));
         let confirmed = peer.jump.is_some_and(|(jump, df)| df == dont_fragment && id.wrapping_sub(jump) <= AHEAD);
         if !follows && !confirmed {
+            let newest = peer.newest.load();
+            debug!(peer = %from, ?seen, dont_fragment, last = ?peer.last, ?newest, "an identification that does not follow");
             peer.jump = Some((id, dont_fragment));
             return false;
         }
