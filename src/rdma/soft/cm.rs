@@ -332,7 +332,7 @@ impl SoftCm {
                         Verdict::Valid => true,
                         Verdict::ValidWithId { id, dont_fragment } => match header {
                             Some(header) => header.explains(place, id, dont_fragment),
-                            None => ids.accept(now, received.from, id, dont_fragment),
+                            None => ids.accept(now, received.from, (id, dont_fragment), packet),
                         },
                         Verdict::Corrupt => false,
                     };

@@ -248,7 +248,7 @@ impl SoftEndpoint {
                         self.identified += 1;
                         header.explains(place, id, dont_fragment)
                     }
-                    None => self.ids.accept(now, received.from, id, dont_fragment),
+                    None => self.ids.accept(now, received.from, (id, dont_fragment), packet),
                 },
                 Verdict::Corrupt => false,
             };

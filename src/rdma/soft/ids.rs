@@ -2,7 +2,8 @@
 //!
 //! A UDP socket does not show the identification that the ICRC covers; the ICRC itself tells what it must have been (see
 //! [`crate::roce::icrc`]). A corrupt packet yields a random one, so those that do not follow from the peer's last one are
-//! refused. A real jump costs one packet: the next one confirms it.
+//! refused. A real jump costs one packet: the next one confirms it. A second copy of the same packet does not, as the network
+//! may have doubled a corrupt one; a third does, for a peer that sends nothing else and always the same identification.
 //!
 //! Single-bit errors look like packets without "don't fragment", never like others; what peers send has it (Linux, rdma_rxe).
 //! So a packet without it is refused too, until a second one like it came: then the peer does send such packets.
@@ -19,6 +20,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::world::World;
+use crate::roce::packet::ICRC_LEN;
 
 /// How far each peer of one address is, for all threads that receive on it.
 #[derive(Debug)]
@@ -45,12 +47,21 @@ pub(super) struct PeerIds {
 #[derive(Debug, Clone)]
 struct Peer {
     last: Seen,
-    /// An identification that was refused, with its flag, and may turn out to be a jump.
-    jump: Option<(u16, bool)>,
+    jump: Option<Jump>,
     dont_fragment: bool,
     newest: Arc<Newest>,
     /// What this thread told the others last.
     told: Seen,
+}
+
+/// An identification that was refused, with its flag, and may turn out to be a jump.
+#[derive(Debug, Clone, Copy)]
+struct Jump {
+    id: u16,
+    dont_fragment: bool,
+    /// The ICRC of its packet, and how often that came.
+    icrc: [u8; ICRC_LEN],
+    copies: u8,
 }
 
 /// An identification, and when it was seen, in milliseconds, wrapping.
@@ -98,13 +109,34 @@ impl Seen {
     }
 }
 
+impl Jump {
+    fn new(id: u16, dont_fragment: bool, packet: &[u8]) -> Self {
+        Self { id, dont_fragment, icrc: icrc_of(packet), copies: 1 }
+    }
+
+    /// Whether this packet shows that the peer's identifications did jump.
+    fn is_confirmed_by(&mut self, id: u16, dont_fragment: bool, packet: &[u8]) -> bool {
+        if icrc_of(packet) == self.icrc {
+            self.copies = self.copies.saturating_add(1);
+            return self.copies >= COPIES;
+        }
+        dont_fragment == self.dont_fragment && id.wrapping_sub(self.id) <= AHEAD
+    }
+}
+
 impl PeerIds {
     pub(super) fn new(shared: &Arc<SharedIds>) -> Self {
         Self { shared: Arc::clone(shared), offset: None, peers: HashMap::new(), plain: None }
     }
 
-    /// Whether a packet with this solved identification is taken.
-    pub(super) fn accept(&mut self, now: Duration, from: IpAddr, id: u16, dont_fragment: bool) -> bool {
+    /// Whether a packet with this solved identification and "don't fragment" flag is taken.
+    pub(super) fn accept(
+        &mut self,
+        now: Duration,
+        from: IpAddr,
+        (id, dont_fragment): (u16, bool),
+        packet: &[u8],
+    ) -> bool {
         // Of a kernel that sends 0, or counts the segments of a batch. Once is enough to know the peer by.
         let plain = id < BATCH && dont_fragment;
         if plain && self.plain == Some(from) {
@@ -128,7 +160,7 @@ impl PeerIds {
             // A thread that never heard of the peer may be the last one of many.
             let follows = newest.load().is_none_or(|last| last.leads_to(seen, NEAR, NEAR));
             if !plain && (!follows || !dont_fragment) {
-                let (last, jump) = (Seen { id, at: 0 }, Some((id, dont_fragment)));
+                let (last, jump) = (Seen { id, at: 0 }, Some(Jump::new(id, dont_fragment, packet)));
                 self.peers.insert(from, Peer { last, jump, dont_fragment: true, newest, told: last });
                 return false;
             }
@@ -139,11 +171,13 @@ impl PeerIds {
         let follows = dont_fragment == peer.dont_fragment
             && (peer.last.leads_to(seen, BEHIND, AHEAD)
                 || peer.newest.load().is_some_and(|newest| newest.leads_to(seen, NEAR, NEAR)));
-        let confirmed = peer.jump.is_some_and(|(jump, df)| df == dont_fragment && id.wrapping_sub(jump) <= AHEAD);
+        let mut jump = peer.jump;
+        let confirmed = !follows && jump.as_mut().is_some_and(|jump| jump.is_confirmed_by(id, dont_fragment, packet));
         if !follows && !confirmed {
             let newest = peer.newest.load();
             debug!(peer = %from, ?seen, dont_fragment, last = ?peer.last, ?newest, "an identification that does not follow");
-            peer.jump = Some((id, dont_fragment));
+            peer.jump =
+                jump.filter(|jump| jump.icrc == icrc_of(packet)).or_else(|| Some(Jump::new(id, dont_fragment, packet)));
             return false;
         }
         if confirmed || peer.last.id.wrapping_sub(id) > BEHIND {
@@ -156,6 +190,11 @@ impl PeerIds {
         }
         true
     }
+}
+
+/// What a packet ends with.
+fn icrc_of(packet: &[u8]) -> [u8; ICRC_LEN] {
+    packet.last_chunk().copied().unwrap_or_default()
 }
 
 /// Whole milliseconds, modulo 2^32.
@@ -173,6 +212,8 @@ const BEHIND: u16 = 256;
 const NEAR: u16 = 4096;
 /// Packets of a peer after which a thread tells the others, if not once in a millisecond.
 const TELL_EVERY: u16 = 64;
+/// Copies of one packet that a network is not taken to make.
+const COPIES: u8 = 3;
 /// Peers to remember; a stranger's packets cost no more than this memory.
 const MAX_PEERS: usize = 4096;
 
@@ -186,18 +227,24 @@ mod tests {
         IpAddr::from([10, 0, 0, 1])
     }
 
+    /// A packet like no other.
+    fn accept(ids: &mut PeerIds, now: Duration, id: (u16, bool)) -> bool {
+        static PACKETS: AtomicU64 = AtomicU64::new(0);
+        ids.accept(now, peer(), id, &PACKETS.fetch_add(1, Ordering::Relaxed).to_le_bytes()[..4])
+    }
+
     #[test]
     fn rising_identifications_pass_and_random_ones_do_not() {
         let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
-        assert!(ids.accept(NOW, peer(), 40_000, true), "nothing is known yet");
+        assert!(accept(&mut ids, NOW, (40_000, true)), "nothing is known yet");
         for id in [40_001, 40_500, 40_400, 41_524, 0, 63] {
-            assert!(ids.accept(NOW, peer(), id, true), "{id}");
+            assert!(accept(&mut ids, NOW, (id, true)), "{id}");
         }
         let far = 41_524 + NEAR + 1;
-        assert!(!ids.accept(NOW, peer(), far, true), "one too far");
-        assert!(!ids.accept(NOW, peer(), 64, true));
-        assert!(!ids.accept(NOW, peer(), 41_525, false), "this peer never fragments");
-        assert!(ids.accept(NOW, peer(), far - 1, true), "the last of the window");
+        assert!(!accept(&mut ids, NOW, (far, true)), "one too far");
+        assert!(!accept(&mut ids, NOW, (64, true)));
+        assert!(!accept(&mut ids, NOW, (41_525, false)), "this peer never fragments");
+        assert!(accept(&mut ids, NOW, (far - 1, true)), "the last of the window");
     }
 
     #[test]
@@ -205,22 +252,39 @@ mod tests {
         for known in [false, true] {
             let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
             if known {
-                assert!(ids.accept(NOW, peer(), 0, true));
+                assert!(accept(&mut ids, NOW, (0, true)));
             }
-            assert!(!ids.accept(NOW, peer(), 7000, false), "as a single-bit error looks");
-            assert!(ids.accept(NOW, peer(), 0, true));
-            assert!(!ids.accept(NOW, peer(), 9000, false), "another one");
-            assert!(ids.accept(NOW, peer(), 9001, false), "it means it");
-            assert!(ids.accept(NOW, peer(), 9002, false));
+            assert!(!accept(&mut ids, NOW, (7000, false)), "as a single-bit error looks");
+            assert!(accept(&mut ids, NOW, (0, true)));
+            assert!(!accept(&mut ids, NOW, (9000, false)), "another one");
+            assert!(accept(&mut ids, NOW, (9001, false)), "it means it");
+            assert!(accept(&mut ids, NOW, (9002, false)));
+        }
+    }
+
+    /// A network that doubles packets doubles corrupt ones too; a peer that sends the same packet until it is heard is heard.
+    #[test]
+    fn copies_of_one_packet_confirm_nothing_until_there_are_three() {
+        for dont_fragment in [false, true] {
+            for known in [false, true] {
+                let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
+                assert!(!known || accept(&mut ids, NOW, (1000, true)));
+                if known || !dont_fragment {
+                    assert!(!ids.accept(NOW, peer(), (20_000, dont_fragment), b"same"));
+                    assert!(!ids.accept(NOW, peer(), (20_000, dont_fragment), b"same"), "its copy");
+                }
+                assert!(ids.accept(NOW, peer(), (20_000, dont_fragment), b"same"), "once more");
+                assert!(accept(&mut ids, NOW, (20_000, dont_fragment)), "and its identification never changes");
+            }
         }
     }
 
     #[test]
     fn a_peer_that_counts_from_zero_does_not_jump_by_one_corrupt_packet() {
         let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
-        assert!(ids.accept(NOW, peer(), 3, true));
-        assert!(!ids.accept(NOW, peer(), 40_000, true));
-        assert!(ids.accept(NOW, peer(), 1, true));
+        assert!(accept(&mut ids, NOW, (3, true)));
+        assert!(!accept(&mut ids, NOW, (40_000, true)));
+        assert!(accept(&mut ids, NOW, (1, true)));
     }
 
     /// Every single-bit error of a packet, from a peer that is known and from one that is not.
@@ -235,17 +299,17 @@ mod tests {
             let mut packet: Vec<u8> = (0..=255).cycle().take(len).collect();
             seal(&flow, id, &mut packet);
             let mut known = PeerIds::new(&shared);
-            assert!(known.accept(NOW, peer(), id, true));
+            assert!(accept(&mut known, NOW, (id, true)));
             for bit in (0..len * 8).filter(|bit| bit / 8 != 4) {
                 packet[bit / 8] ^= 1 << (bit % 8);
                 tried += 1;
                 if let Verdict::ValidWithId { id: seen, dont_fragment } = checker.check(&flow, &packet) {
                     solved += 1;
                     let mut stranger = PeerIds::new(&SharedIds::new(&World::machine()));
-                    assert!(!stranger.accept(NOW, peer(), seen, dont_fragment), "bit {bit} of {len} bytes");
+                    assert!(!accept(&mut stranger, NOW, (seen, dont_fragment)), "bit {bit} of {len} bytes");
                     let mut known = PeerIds::new(&shared);
-                    assert!(known.accept(NOW, peer(), id, true));
-                    assert!(!known.accept(NOW, peer(), seen, dont_fragment), "bit {bit} of {len} bytes");
+                    assert!(accept(&mut known, NOW, (id, true)));
+                    assert!(!accept(&mut known, NOW, (seen, dont_fragment)), "bit {bit} of {len} bytes");
                 }
                 packet[bit / 8] ^= 1 << (bit % 8);
             }
@@ -256,29 +320,29 @@ mod tests {
     #[test]
     fn a_jump_costs_one_packet() {
         let mut ids = PeerIds::new(&SharedIds::new(&World::machine()));
-        assert!(ids.accept(NOW, peer(), 1000, true));
-        assert!(!ids.accept(NOW, peer(), 60_000, true));
-        assert!(ids.accept(NOW, peer(), 60_001, true));
-        assert!(ids.accept(NOW, peer(), 60_002, true));
-        assert!(ids.accept(NOW + Duration::from_secs(30), peer(), 20_000, true), "30 s of idling");
+        assert!(accept(&mut ids, NOW, (1000, true)));
+        assert!(!accept(&mut ids, NOW, (60_000, true)));
+        assert!(accept(&mut ids, NOW, (60_001, true)));
+        assert!(accept(&mut ids, NOW, (60_002, true)));
+        assert!(accept(&mut ids, NOW + Duration::from_secs(30), (20_000, true)), "30 s of idling");
     }
 
     #[test]
     fn what_one_thread_hears_helps_another_that_does_not() {
         let shared = SharedIds::new(&World::machine());
         let (mut busy, mut quiet) = (PeerIds::new(&shared), PeerIds::new(&shared));
-        assert!(quiet.accept(NOW, peer(), 1000, true));
+        assert!(accept(&mut quiet, NOW, (1000, true)));
         for id in 1001..=30_000 {
-            assert!(busy.accept(NOW, peer(), id, true), "{id}");
+            assert!(accept(&mut busy, NOW, (id, true)), "{id}");
         }
-        assert!(quiet.accept(NOW, peer(), 30_001, true), "the peer was busy with the other");
-        assert!(busy.accept(NOW, peer(), 30_002, true));
-        assert!(quiet.accept(NOW, peer(), 29_000, true), "it waited in the buffer");
-        assert!(quiet.accept(NOW, peer(), 30_003, true), "and the peer has not gone back");
-        assert!(!quiet.accept(NOW, peer(), 50_000, true));
+        assert!(accept(&mut quiet, NOW, (30_001, true)), "the peer was busy with the other");
+        assert!(accept(&mut busy, NOW, (30_002, true)));
+        assert!(accept(&mut quiet, NOW, (29_000, true)), "it waited in the buffer");
+        assert!(accept(&mut quiet, NOW, (30_003, true)), "and the peer has not gone back");
+        assert!(!accept(&mut quiet, NOW, (50_000, true)));
         let mut new = PeerIds::new(&shared);
-        assert!(!new.accept(NOW, peer(), 10_000, true), "the others know better");
-        assert!(new.accept(NOW, peer(), 30_010, true));
-        assert!(new.accept(NOW, peer(), 30_011, true));
+        assert!(!accept(&mut new, NOW, (10_000, true)), "the others know better");
+        assert!(accept(&mut new, NOW, (30_010, true)));
+        assert!(accept(&mut new, NOW, (30_011, true)));
     }
 }
