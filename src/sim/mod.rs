@@ -217,7 +217,7 @@ impl Sim {
         }
         let patience = self.world.now() + PATIENCE;
         self.until(self.world.now() + Duration::from_secs(1), |_| true)?;
-        while self.target.as_ref().is_some_and(|target| target.in_use() != (0, 0)) {
+        while self.target.as_mut().is_some_and(|target| target.in_use() != (0, 0) || target.connections() > 0) {
             self.step()?;
             if self.world.now() > patience {
                 leaks.extend(self.target.as_mut().map(SimTarget::leaks).unwrap_or_default());

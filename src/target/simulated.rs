@@ -129,6 +129,12 @@ impl SimTarget {
         (queues, self.shared.with_control(|control| control.registry.controllers().count()))
     }
 
+    /// Connections that connection management knows, those included whose other end has yet to say, or never will, that it knows
+    /// of their end.
+    pub(crate) fn connections(&mut self) -> usize {
+        self.endpoints().map(|endpoint| endpoint.in_use().1).sum()
+    }
+
     /// What is not back where it belongs, now that no host is connected.
     pub(crate) fn leaks(&mut self) -> Vec<String> {
         let mut leaks = Vec::new();
