@@ -516,7 +516,9 @@ impl<P: Provider> Host<P> {
         if qid == 0 {
             self.phase = Phase::Connect;
         }
+        let send_wr = self.link.send_wr(channel);
         let Some(queue) = self.queue_of(channel) else { return };
+        queue.limit_send(send_wr);
         if let Some(taken) = queue.take(Purpose::Setup, now) {
             self.send_sqe(channel, taken, wire::connect(qid, sqsize, kato).sgl(sgl));
         }

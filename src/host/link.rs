@@ -134,6 +134,8 @@ struct Channel {
     qp: Option<QpId>,
     peer: SocketAddr,
     options: ChannelOptions,
+    /// Entries of its send queue.
+    send_wr: u32,
     capsules: Slots,
     responses: Slots,
     up: bool,
@@ -251,7 +253,8 @@ impl<P: Provider> Link<P> {
         let generation = self.next_generation;
         self.next_generation = self.next_generation.wrapping_add(1).max(1);
         let deadline = now + timeout;
-        let channel = Channel { generation, conn, qp: None, peer, options, capsules, responses, up: false, deadline };
+        let (qp, send_wr, up) = (None, 0, false);
+        let channel = Channel { generation, conn, qp, peer, options, send_wr, capsules, responses, up, deadline };
         let index = self.channels.insert(channel) as u16;
         let id = ChannelId { index, generation };
         self.by_conn.insert(conn, id);
@@ -266,6 +269,11 @@ impl<P: Provider> Link<P> {
     /// The connection, for a provider's fault injection.
     pub(crate) fn conn(&mut self, id: ChannelId) -> Option<ConnId> {
         self.channel(id).map(|channel| channel.conn)
+    }
+
+    /// Entries of the send queue of a channel that stands.
+    pub(crate) fn send_wr(&mut self, id: ChannelId) -> u32 {
+        self.channel(id).map_or(0, |channel| channel.send_wr)
     }
 
     /// The memory of a capsule. Its slot is not being sent.
@@ -466,7 +474,7 @@ impl<P: Provider> Link<P> {
             inline: 0,
         };
         let qp = endpoint.create_outgoing(outgoing, &sizes)?;
-        channel.qp = Some(qp);
+        (channel.qp, channel.send_wr) = (Some(qp), sizes.send_wr);
         let most = endpoint.caps().max_responder_resources;
         for slot in 0..sizes.recv_wr {
             self.post_receive(id, slot);

@@ -3,4 +3,5 @@ mod load;
 mod net;
 mod recovery;
 mod reliable;
+mod unsignaled;
 mod wire;
