@@ -69,7 +69,7 @@ def an_idle_target_with_a_host_ends_at_once(lab):
 
 
 @case(providers=FARSIDE)
-def a_second_sigterm_or_sigint_ends_it_too(lab):
+def a_sigint_ends_it_too(lab):
     target = lab.serve()
     target.signal(signal.SIGINT)
     equal("exit status after SIGINT", target.process.wait(10), 0)
