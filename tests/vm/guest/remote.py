@@ -5,6 +5,7 @@ Arguments and results are plain JSON values. The target always serves one subsys
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from guest import network, nvmecli
@@ -59,15 +60,17 @@ def identity(nqn: str, host_id: str) -> None:
 
 
 def serve(subsystems: list, name="disk", port=4420, arguments=(), **options) -> None:
-    """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}; they are called `name`1 and so on.
+    """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}, or of devices: {"device": path,
+    "size": bytes}; they are called `name`1 and so on.
     `arguments` are further ones of farside. A second target of a guest needs a name and a port of its own."""
     lab = _lab()
     made = []
     for number, files in enumerate(subsystems, 1):
         namespaces = []
         for nsid, entry in enumerate(files, 1):
-            path = Path(entry["file"]) if entry.get("file") else lab.file(entry["size"])
-            namespaces.append(Namespace(nsid, "file", path, entry["size"], 4096))
+            kind = "device" if entry.get("device") else "file"
+            path = Path(entry[kind]) if entry.get(kind) else lab.file(entry["size"])
+            namespaces.append(Namespace(nsid, kind, path, entry["size"], 4096))
         made.append(Subsystem(f"{NQN}{name}{number}", namespaces))
     target = lab.serve(*made, addresses=[_address], port=port, start=False, **options)
     _targets.append(target)
@@ -119,6 +122,12 @@ def connect(address: str, subsystem=1, io_queues=1, name="disk", port=4420, **op
     """[controller, disk]"""
     controller = nvmecli.connect(f"{NQN}{name}{subsystem}", address, port, io_queues=io_queues, **options)
     return [controller.name, controller.disk()]
+
+
+def connect_timed(address: str, **options) -> list:
+    """[controller, disk, seconds until it could be opened]"""
+    begun = time.monotonic()
+    return [*connect(address, **options), time.monotonic() - begun]
 
 
 def disconnect_all() -> None:
@@ -178,7 +187,7 @@ def link(state: str) -> None:
 
 def power_disk(number: int, make: bool) -> str:
     """Mounts a disk that survives power loss, with a journal that commits by itself once a minute; returns the folder."""
-    (disk,) = eventually("the power disk is there", lambda: find_disk(f"disk{number}"))[:1]
+    disk = power_device(number)
     modprobe("ext4")
     folder = Path(f"/run/power{number}")
     folder.mkdir(exist_ok=True)
@@ -186,6 +195,11 @@ def power_disk(number: int, make: bool) -> str:
         sh("mkfs.ext4", "-q", "-F", disk)
     sh("mount", "-o", "commit=60", disk, folder)
     return str(folder)
+
+
+def power_device(number: int) -> str:
+    """A disk that survives power loss, as it is."""
+    return eventually("the power disk is there", lambda: find_disk(f"disk{number}"))[0]
 
 
 def sync_power_disk(number: int) -> None:

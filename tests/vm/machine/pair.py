@@ -18,9 +18,9 @@ from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
 
-SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**29
+SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**28
 #: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
-POWER_DISKS = 3
+POWER_DISKS = 6
 NEAR, FAR = "192.168.78.1", "192.168.78.2"
 
 
