@@ -93,33 +93,61 @@ size = "16M"
 address = "{listen}"
 """
 
-#: what is wrong -> (text replaced, text put there, what the one line must name)
+#: what is wrong -> (text replaced, text put there, and of the one line: where or what it is about, the reason, the remedy)
 BAD = {
-    "unknown_key": ("nsid = 1", "nsid = 1\ncolour = 3", "colour"),
-    "duplicate_nsid": ("[[listener]]", '[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]', "1"),
+    "unknown_key": (
+        "nsid = 1", "nsid = 1\ncolour = 3", "bad.toml:6: subsystem.namespace.colour: ", "is no key", "known here: nsid, size,",
+    ),
+    "duplicate_nsid": (
+        "[[listener]]", '[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]',
+        "bad.toml:9: subsystem.namespace.nsid: 1 ", "is there twice", "give each namespace its own",
+    ),
     "duplicate_nqn": (
         "[[listener]]",
         '[[subsystem]]\nnqn = "{nqn}disk1"\n[[subsystem.namespace]]\nnsid = 1\nmemory = "1M"\n[[listener]]',
-        "disk1",
+        'bad.toml:9: subsystem.nqn: "{nqn}disk1" ', "is there twice", "choose another NQN",
     ),
     "duplicate_uuid": (
         "[[listener]]",
         'uuid = "{uuid}"\n[[subsystem.namespace]]\nnsid = 2\nmemory = "1M"\nuuid = "{uuid}"\n[[listener]]',
-        "{uuid}",
+        'bad.toml:12: subsystem.namespace.uuid: "{uuid}" ', "is there twice", "give each namespace its own",
     ),
-    "bad_nqn": ("{nqn}disk1", "disk one", "disk one"),
-    "missing_file": ('size = "16M"', "", "{file}"),
-    "missing_device": ('file = "{file}"\nsize = "16M"', 'device = "/dev/nothing"', "/dev/nothing"),
-    "size_not_a_multiple": ('size = "16M"', 'size = "1000"', "1000"),
-    "block_size": ('size = "16M"', 'size = "16M"\nblock_size = 513', "513"),
-    "address_not_ours": ("{listen}", "203.0.113.7:4420", "203.0.113.7"),
-    "not_toml": ("nsid = 1", "nsid = = 1", "bad.toml:5"),
-    "bad_uuid": ('size = "16M"', 'size = "16M"\nuuid = "xyz"', "xyz"),
-    "nsid_0": ("nsid = 1", "nsid = 0", "0"),
-}
+    "bad_nqn": (
+        "{nqn}disk1", "disk one", 'bad.toml:3: subsystem.nqn: "disk one": ', "contains a space",
+        "give one of the form nqn.yyyy-mm.reversed.domain:name",
+    ),
+    "missing_file": (
+        'size = "16M"', "", "bad.toml:4: namespace 1 of {nqn}disk1: {file} ", "does not exist",
+        "check the path, or give a size",
+    ),
+    "missing_device": (
+        'file = "{file}"\nsize = "16M"', 'device = "/dev/nothing"', "bad.toml:4: namespace 1 of {nqn}disk1: /dev/nothing ",
+        "No such file", "check the path",
+    ),
+    "size_not_a_multiple": (
+        'size = "16M"', 'size = "1000"', "bad.toml:4: subsystem.namespace.size: 1000 ", "not a multiple of the block size 512",
+        "change the size or the block_size",
+    ),
+    "block_size": (
+        'size = "16M"', 'size = "16M"\nblock_size = 513', "bad.toml:8: subsystem.namespace.block_size: ", "513",
+        "choose 512 or 4096",
+    ),
+    "address_not_ours": (
+        "{listen}", "203.0.113.7:4420", "bad.toml:8: listener 203.0.113.7:4420: ", "is no address of this machine",
+        "see `ip address`",
+    ),
+    "not_toml": ("nsid = 1", "nsid = = 1", "bad.toml:5: ", "extra `=`", "correct the TOML here"),
+    "bad_uuid": (
+        'size = "16M"', 'size = "16M"\nuuid = "xyz"', 'bad.toml:8: subsystem.namespace.uuid: "xyz" ', "is none",
+        "give 8-4-4-4-12 hexadecimal digits",
+    ),
+    "nsid_0": (
+        "nsid = 1", "nsid = 0", "bad.toml:5: subsystem.namespace.nsid: ", "is out of range", "give a number from 1 to",
+    ),
+}  # fmt: skip
 
 
-def _bad_case(kind: str, old: str, new: str, names: str) -> None:
+def _bad_case(kind: str, old: str, new: str, *parts: str) -> None:
     @case(name=f"bad_configuration_{kind}_is_one_line_and_status_2", providers=FARSIDE)
     def bad(lab):
         values = {"nqn": NQN, "file": "/run/scratch/bad.img", "listen": endpoint(lab.address, 4420), "uuid": UUID}
@@ -127,15 +155,17 @@ def _bad_case(kind: str, old: str, new: str, names: str) -> None:
         true("the text was changed", text != GOOD)
         path = lab.case_folder / "bad.toml"
         path.write_text(text.format(**values))
-        said = refused_start(lab, "--config", path, names=names.format(**values))
+        what, reason, remedy = (part.format(**values) for part in parts)
+        said = refused_start(lab, "--config", path, names=what, say=reason)
+        true(f"the reason {reason!r}, then the remedy {remedy!r}: {said!r}", remedy in said.partition(reason)[2])
         true("nothing half started: the file was not made", not os.path.exists(values["file"]))
         done = run(lab.binary, "check", path, check=False, timeout=20)
-        if kind not in ("address_not_ours", "missing_device"):
-            equal(f"exit status of check ({done.stderr or said})", done.returncode, 2)
+        equal(f"exit status of check ({done.stderr or said})", done.returncode, 2)
+        equal("what check says", done.stderr.strip(), said)
 
 
-for _kind, (_old, _new, _names) in BAD.items():
-    _bad_case(_kind, _old, _new, _names)
+for _kind, _how in BAD.items():
+    _bad_case(_kind, *_how)
 
 
 #: a file that a start is to make
