@@ -2,14 +2,19 @@
 
 import os
 import re
+import time
+import uuid
+from contextlib import contextmanager
 
 from cases.allow import REFUSED, RESET
 from cases.registry import FARSIDE, case
 from guest import nvmecli
+from guest.control import SOCKET, Control
 from guest.expected import AtLeast, Bits, Text, fields
 from guest.fio import KIB, MIB, fio
+from guest.lab import find_disk
 from guest.nvmecli import nvme, nvme_json
-from guest.shell import Failed, at_least, at_most, equal, eventually, read, run, true
+from guest.shell import Failed, at_least, at_most, equal, eventually, read, run, tracefs, true, write
 from guest.target import NQN, Subsystem
 
 UUID_1 = "6d1a0a2e-6e51-4c0e-9a8e-1f8f5b1b7c01"
@@ -119,19 +124,47 @@ def smart_log_counts_what_was_done(lab):
 
 @case()
 def error_log_holds_the_command_that_failed(lab):
+    """With the opcode, the command identifier and the status that the kernel's own trace of the command has."""
     target = lab.serve()
     controller = lab.connect(target)
     before = max(e["error_count"] for e in nvme_json("error-log", controller.device)["errors"])
-    done = run("nvme", "get-log", controller.device, "--log-id=0xbf", "--log-len=16", check=False)
-    true("an unknown log page is refused", done.returncode != 0)
+    with traced("nvme/nvme_complete_rq") as events:
+        status, _, _ = nvmecli.admin_command(controller.device, GET_LOG_PAGE, 0, 0xBF | 3 << 16, length=16)
+        lines = events()
+    # status code type 0, Invalid Field, or type 1, Invalid Log Page; bit 14 is Do Not Retry
+    true(f"an unknown log page is refused: {status:#x}", status & 0x7FF in (0x02, 0x109))
+    ended = [re.search(r"qid=(\d+), cmdid=(\d+), .*status=(0x[0-9a-f]+)", line) for line in lines]
+    traces = [(int(one[1]), int(one[2]), int(one[3], 16)) for one in ended if one and int(one[3], 16) == status]
+    equal(f"commands that ended with that status in the kernel's trace {lines}", len(traces), 1)
     errors = nvme_json("error-log", controller.device)["errors"]
     newest = errors[0]
-    true("the error count has grown", newest["error_count"] > before)
-    equal("sqid of the newest error", newest["sqid"], 0)
-    # status code type 0, Invalid Field, or type 1, Invalid Log Page; bit 14 is Do Not Retry
-    equal("status of the newest error", newest["status_field"] & 0x7FF in (0x02, 0x109), True)
+    equal("the error count", newest["error_count"], before + 1)
+    got = (newest["sqid"], newest["cmdid"] & 0xFFF, newest["status_field"] & 0x7FF)
+    equal("SQID, CID and status of the newest error", got, (0, traces[0][1] & 0xFFF, status & 0x7FF))
     counts = [e["error_count"] for e in errors if e["error_count"]]
     equal("newest first", counts, sorted(counts, reverse=True))
+    if lab.is_farside:
+        equal("status with Do Not Retry", (newest["status_field"], status), (INVALID_LOG_PAGE, INVALID_LOG_PAGE))
+        raw = nvmecli.admin_command(controller.device, GET_LOG_PAGE, 0, ERROR_LOG | 15 << 16, length=64)[2]
+        equal("the whole CID", int.from_bytes(raw[10:12], "little"), newest["cmdid"])
+        equal("opcode (byte 31)", raw[31], GET_LOG_PAGE)
+        equal("location of the parameter: CDW10", newest["parm_error_location"], 40)
+
+
+GET_LOG_PAGE, ERROR_LOG = 0x02, 0x01
+INVALID_LOG_PAGE = 0x4109
+
+
+@contextmanager
+def traced(event: str):
+    """The lines of a trace event while it is on, by a function."""
+    tracing = tracefs()
+    write(tracing / "trace", "")
+    write(tracing / f"events/{event}/enable", 1)
+    try:
+        yield lambda: [line for line in read(tracing / "trace").splitlines() if not line.startswith("#")]
+    finally:
+        write(tracing / f"events/{event}/enable", 0)
 
 
 @case(providers=FARSIDE)
@@ -155,46 +188,83 @@ def firmware_and_effects_logs_agree_with_identify(lab):
         equal(f"opcode {opcode} changes nothing", bool(io[opcode] & 2), False)
 
 
-def feature(controller, fid: int, select: int) -> tuple[str, int | None]:
+def feature(controller, fid: int, select: int, *more) -> tuple[str, int | None]:
     """("ok", value) or ("refused", None) with the refusal checked."""
-    done = run("nvme", "get-feature", controller.device, "-f", fid, "-s", select, check=False)
+    done = run("nvme", "get-feature", controller.device, "-f", fid, "-s", select, *more, check=False)
     said = done.stdout + done.stderr
     if done.returncode == 0:
-        value = re.search(r"value:\s*(?:0x)?([0-9a-fA-F]+)", said)
-        capability = re.search(r"capabilities:\s*(?:0x)?([0-9a-fA-F]+)", said)
-        found = value or capability
+        found = re.search(r"(?:value|capabilities):\s*(?:0x)?([0-9a-fA-F]+)", said)
         return "ok", int(found[1], 16) if found else None
-    reasons = ["Invalid Field"]
-    if fid in (0x82, 0x83, 0x84, 0x85):
-        reasons.append("Invalid Namespace")  # features of a namespace, asked of none
-    if fid in (0x03, 0x0C, 0x0E, 0x15, 0x16):
-        reasons.append("Data SGL Length Invalid")  # nvme-cli sends a buffer, whose length the kernel's target sees first
-    if not any(reason in said for reason in reasons):
+    # Features of a namespace, asked of none.
+    reason = "Invalid Namespace" if fid in OF_NAMESPACE else "Invalid Field"
+    if reason not in said:
         raise Failed(f"get-feature -f {fid:#x} -s {select}: refused, but with {said.strip()!r}")
     return "refused", None
 
 
+#: features of a namespace: reservation notification mask and persistence, write protection
+OF_NAMESPACE = (0x82, 0x83, 0x84)
+CHANGEABLE, OF_A_NAMESPACE = 1 << 2, 1 << 1
+#: keep-alive timeout of the cases, in milliseconds
+KATO = 7000
+#: identifier -> Dword 0 of current, default, saved value and capabilities, with two I/O queues. Every other is refused.
+FEATURES = {
+    0x01: (7, 7, 7, CHANGEABLE),
+    0x02: (0, 0, 0, CHANGEABLE),
+    0x04: (0xFFFF, 0xFFFF, 0xFFFF, CHANGEABLE),
+    0x05: (0, 0, 0, CHANGEABLE),
+    0x06: (1, 1, 1, 0),
+    0x07: (0x1_0001, 0x7F_007F, 0x7F_007F, CHANGEABLE),
+    0x0A: (0, 0, 0, CHANGEABLE),
+    0x0B: (0x900, 0x900, 0x900, CHANGEABLE),
+    0x0F: (KATO, 0, 0, CHANGEABLE),
+    0x16: (0, 0, 0, CHANGEABLE),
+    0x19: (0, 0, 0, CHANGEABLE),
+}
+#: bytes that go with an answer, or the host has nowhere to put them
+FEATURE_DATA = {0x16: 512, 0x81: 16}
+GET_FEATURES = 0x0A
+HOST_IDENTIFIER, EXTENDED_HOST_IDENTIFIER = 0x81, 1
+CAPABILITIES = 3
+INVALID_FIELD, INVALID_NAMESPACE = 0x02, 0x0B
+
+
+def get_feature(controller, fid: int, select: int, nsid=0, cdw11=0) -> tuple[int, int | None]:
+    """(status code, Dword 0 or nothing when it is refused)"""
+    status, value, _ = nvmecli.admin_command(
+        controller.device, GET_FEATURES, nsid, fid | select << 8, cdw11, FEATURE_DATA.get(fid, 0)
+    )
+    return status & 0x7FF, None if status else value
+
+
 @case(timeout=240)
 def get_feature_answers_each_selector_or_refuses_as_invalid_field(lab):
+    """Every identifier with every selector, by what the tools call; and those that exist by the tools."""
     target = lab.serve()
-    controller = lab.connect(target, keep_alive_tmo=7)
-    selectors = (0, 1, 2, 3) if lab.is_farside else (0,)
-    known = {}
-    for fid in (*range(0x01, 0x21), 0x78, 0x7F, 0x80, 0x81, 0x82, 0x83, 0x84, 0x85, 0xC0, 0xFF):
-        answers = [feature(controller, fid, select) for select in selectors]
-        if answers[0][0] == "ok":
-            known[fid] = answers
-    true("the features of every fabrics host are there", {0x06, 0x07, 0x0B, 0x0F} <= set(known))
-    equal("I/O queues granted (07h)", known[0x07][0][1] & 0xFFFF, known[0x07][0][1] >> 16)
-    at_least("I/O queues granted (07h)", (known[0x07][0][1] & 0xFFFF) + 1, 2)
-    equal("keep-alive timeout in ms (0Fh)", known[0x0F][0][1], 7000)
-    equal("events the host enabled (0Bh)", known[0x0B][0][1] & ~0x80000FFF, 0)
-    equal("volatile write cache (06h)", known[0x06][0][1] in (0, 1), True)
-    if lab.is_farside:
-        true("the mandatory features are there", {0x01, 0x02, 0x04, 0x05, 0x0A} <= set(known))
-        true("what no fabrics controller has is refused", not {0x08, 0x09, 0x0D, 0x78, 0xC0, 0xFF} & set(known))
-        for fid, answers in known.items():
-            equal(f"feature {fid:#x}: every selector is answered", [a[0] for a in answers], ["ok"] * 4)
+    controller = lab.connect(target, keep_alive_tmo=KATO // 1000)
+    if not lab.is_farside:
+        for fid, least in ((0x06, 0), (0x07, 0x1_0001), (0x0B, 0), (0x0F, KATO)):
+            at_least(f"feature {fid:#x}", feature(controller, fid, 0)[1], least)
+        return
+    for fid in range(0x100):
+        for select in range(4):
+            refused = INVALID_NAMESPACE if fid in OF_NAMESPACE else INVALID_FIELD
+            want = (0, FEATURES[fid][select]) if fid in FEATURES else (refused, None)
+            if (fid, select) == (HOST_IDENTIFIER, CAPABILITIES):  # only its value has a form that fabrics does not have
+                want = (0, 0)
+            equal(f"feature {fid:#x}, selector {select}: status and value", get_feature(controller, fid, select), want)
+    for fid in OF_NAMESPACE:
+        for select, value in enumerate((0, 0, 0, CHANGEABLE | OF_A_NAMESPACE)):
+            equal(f"feature {fid:#x} of namespace 1, selector {select}", get_feature(controller, fid, select, 1), (0, value))
+    with_extension = nvmecli.admin_command(controller.device, GET_FEATURES, 0, HOST_IDENTIFIER, EXTENDED_HOST_IDENTIFIER, 16)
+    identifier = uuid.UUID(controller.attribute("hostid")).bytes
+    equal("host identifier (81h): status and data", (with_extension[0], with_extension[2]), (0, identifier))
+    for fid, values in FEATURES.items():
+        for select, value in enumerate(values):
+            equal(f"nvme get-feature -f {fid:#x} -s {select}", feature(controller, fid, select), ("ok", value))
+    for fid in (0x03, 0x0C, 0x0E, 0x78, 0x82, 0xC0):
+        equal(f"nvme get-feature -f {fid:#x}", feature(controller, fid, 0), ("refused", None))
+    equal("nvme get-feature of a namespace", feature(controller, 0x84, 0, "-n", 1), ("ok", 0))
 
 
 @case()
@@ -219,6 +289,15 @@ def controller_property(controller, offset: int) -> int | None:
     return int(re.search(r"value: ([0-9a-f]+)", done.stdout)[1], 16)
 
 
+#: CAP of an I/O controller of farside, by its fields: (lowest bit, bits, value)
+CAP_FIELDS = {
+    "MQES": (0, 16, 1023), "CQR": (16, 1, 1), "AMS": (17, 2, 0), "TO": (24, 8, 30), "DSTRD": (32, 4, 0), "NSSRS": (36, 1, 0),
+    "CSS": (37, 8, 0b0100_0001), "BPS": (45, 1, 0), "CPS": (46, 2, 0), "MPSMIN": (48, 4, 0), "MPSMAX": (52, 4, 0),
+    "PMRS": (56, 1, 0), "CMBS": (57, 1, 0), "NSSS": (58, 1, 0), "CRMS": (59, 2, 0b01),
+}  # fmt: skip
+VERSION_2_0 = 0x2_0000
+
+
 @case()
 def get_property_of_each_offset_is_right_or_refused(lab):
     target = lab.serve()
@@ -235,6 +314,13 @@ def get_property_of_each_offset_is_right_or_refused(lab):
     equal("CSTS: ready, nothing else", controller_property(controller, 0x1C), 1)
     for offset in (0x04, 0x0C, 0x10, 0x24, 0x28, 0x30, 0x38, 0x3C, 0x1000):
         equal(f"property {offset:#x}", controller_property(controller, offset), None)
+    if lab.is_farside:
+        found = {name: cap >> low & (1 << bits) - 1 for name, (low, bits, _) in CAP_FIELDS.items()}
+        equal("the fields of CAP", found, {name: value for name, (_, _, value) in CAP_FIELDS.items()})
+        equal("CAP", cap, sum(value << low for low, _, value in CAP_FIELDS.values()))
+        equal("VS", controller_property(controller, 0x08), VERSION_2_0)
+        equal("CRTO: CRWMT, as CAP.TO", controller_property(controller, 0x68), 30)
+        equal("NSSR, which CAP.NSSRS says is not there", controller_property(controller, 0x20), None)
 
 
 @case()
@@ -246,7 +332,9 @@ def flush_write_zeroes_trim_and_compare_do_what_they_say(lab):
     data = lab.case_folder / "data"
     data.write_bytes(os.urandom(8 * KIB))
     nvme("write", disk, "-s", 16, "-c", 15, "-z", 8 * KIB, "-d", data)
+    before = flushes()
     nvme("flush", disk, "-n", 1)
+    at_least("flushes that the disk behind the file was given", flushes(), before + 1)
     equal("bytes in the backing file", _bytes(namespace.path, 8 * KIB, 8 * KIB), data.read_bytes())
     back = lab.case_folder / "back"
     nvme("read", disk, "-s", 16, "-c", 15, "-z", 8 * KIB, "-d", back)
@@ -269,6 +357,34 @@ def flush_write_zeroes_trim_and_compare_do_what_they_say(lab):
     done = run("nvme", "write", disk, "-s", 32 * MIB // 512 - 1, "-c", 1, "-z", 1024, "-d", data, check=False)
     true("a write across the end is out of range", "Range" in done.stdout + done.stderr and done.returncode != 0)
     equal("the file did not grow", os.path.getsize(namespace.path), 32 * MIB)
+
+
+def flushes() -> int:
+    """Flush requests that the scratch disk has completed."""
+    (disk,) = find_disk("disk0")
+    return int(read(f"/sys/block/{disk.rpartition('/')[2]}/stat").split()[15])
+
+
+@case(providers=FARSIDE)
+def ns_rescan_finds_a_new_size_that_the_host_was_not_told_of(lab):
+    namespace = lab.namespace(size=32 * MIB)
+    target = lab.serve(Subsystem(NQN + "disk1", [namespace]), start=False)
+    target.arguments = ["--control", SOCKET]
+    target.start()
+    controller = lab.connect(target)
+    disk = controller.disk()
+    size = lambda: int(read(f"/sys/block/{disk.rpartition('/')[2]}/size")) * 512  # noqa: E731
+    # No notices (Asynchronous Event Configuration): the host learns of nothing by itself.
+    nvme("set-feature", controller.device, "-f", 0x0B, "-v", 0)
+    os.truncate(namespace.path, 48 * MIB)
+    Control().ask("resize_namespace", nqn=NQN + "disk1", nsid=1)
+    time.sleep(1)
+    equal("size before", size(), 32 * MIB)
+    nvme("ns-rescan", controller.device)
+    eventually("the host has the new size", lambda: size() == 48 * MIB)
+    fio("grown", filename=disk, rw="write", bs="64k", offset=32 * MIB, size=16 * MIB, iodepth=4, verify="crc32c").moved_exactly(
+        write=16 * MIB, read=16 * MIB
+    )
 
 
 @case(allow=RESET)

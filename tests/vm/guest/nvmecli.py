@@ -1,8 +1,11 @@
 """The kernel host through nvme-cli and sysfs. Nothing here believes an exit status alone: answers are parsed."""
 
+import ctypes
 import errno
+import fcntl
 import json
 import os
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +204,27 @@ def discover(address: str, port: int = 4420, timeout=30.0) -> list[dict]:
     records = page["records"]
     equal("records in the discovery page", len(records), page.get("numrec", len(records)))
     return records
+
+
+def admin_command(device: str, opcode: int, nsid=0, cdw10=0, cdw11=0, length=0) -> tuple[int, int, bytes]:
+    """What the tools do with an admin command, a hundred times quicker: (status, Dword 0, data). The status as nvme-cli prints
+    it, 0 for success."""
+    data = ctypes.create_string_buffer(max(length, 1))
+    address = ctypes.addressof(data) if length else 0
+    # struct nvme_passthru_cmd of linux/nvme_ioctl.h; the last two are the time-out and the result.
+    command = bytearray(PASSTHROUGH.pack(opcode, 0, 0, nsid, 0, 0, 0, address, 0, length, cdw10, cdw11, 0, 0, 0, 0, 0, 0))
+    node = os.open(device, os.O_RDONLY)
+    try:
+        status = fcntl.ioctl(node, NVME_IOCTL_ADMIN_CMD, command, True)
+    except OSError as error:
+        raise Failed(f"admin command {opcode:#x} on {device}: {error.strerror}") from None
+    finally:
+        os.close(node)
+    return status, PASSTHROUGH.unpack(command)[-1], data.raw[:length]
+
+
+PASSTHROUGH = struct.Struct("<BBHIIIQQIIIIIIIIII")
+NVME_IOCTL_ADMIN_CMD = 3 << 30 | PASSTHROUGH.size << 16 | ord("N") << 8 | 0x41
 
 
 def _opens(device: str) -> bool:

@@ -92,6 +92,14 @@ def read(path) -> str:
     return Path(path).read_text().strip()
 
 
+def tracefs() -> Path:
+    """Where the kernel's tracing is set up."""
+    tracing = Path("/sys/kernel/tracing")
+    if not (tracing / "kprobe_events").exists():
+        sh("mount", "-t", "tracefs", "none", tracing)
+    return tracing
+
+
 def modprobe(*modules) -> None:
     for module in modules:
         sh("modprobe", module)
