@@ -2,7 +2,7 @@
 
 from cases.registry import case
 from guest.fio import KIB, MIB, fio
-from guest.shell import equal, sha256, true
+from guest.shell import at_least, equal, sha256, true
 from guest.target import NQN, Subsystem
 
 
@@ -23,7 +23,7 @@ def same_bytes(namespace, disk: str) -> None:
 
 
 def _block_size_cases(lba: int) -> None:
-    """The same four cases for each LBA size."""
+    """The same three cases for each LBA size."""
 
     @case(name=f"fio_verifies_mixed_sizes_up_to_1_mib_on_{lba}_byte_blocks", timeout=240)
     def mixed_sizes(lab):
@@ -32,22 +32,18 @@ def _block_size_cases(lba: int) -> None:
             "mixed", filename=disk, rw="randwrite", bsrange=f"{lba}-1m", blockalign=lba, size=128 * MIB,
             iodepth=32, verify="crc32c", timeout=220,
         )  # fmt: skip
-        done.moved_exactly(write=128 * MIB, read=done.bytes("read"))
-        done.moved_at_least(read=128 * MIB)
+        done.moved_exactly(write=128 * MIB, read=128 * MIB)
         same_bytes(namespace, disk)
 
-    @case(name=f"fio_verifies_small_random_writes_at_depth_128_on_{lba}_byte_blocks", timeout=240)
-    def deep(lab):
+    @case(name=f"fio_verifies_every_depth_with_one_and_four_jobs_on_{lba}_byte_blocks", timeout=240)
+    def depths_and_jobs(lab):
         namespace, _, disk = connected(lab, lba, 32 * MIB)
-        done = fio("deep", filename=disk, rw="randwrite", bs=4096, size=32 * MIB, iodepth=128, verify="crc32c")
-        done.moved_exactly(write=32 * MIB, read=32 * MIB)
-        same_bytes(namespace, disk)
-
-    @case(name=f"fio_verifies_single_blocks_at_depth_1_on_{lba}_byte_blocks", timeout=240)
-    def single(lab):
-        namespace, _, disk = connected(lab, lba, 2 * MIB)
-        done = fio("single", filename=disk, rw="randwrite", bs=lba, size=2 * MIB, iodepth=1, verify="crc32c")
-        done.moved_exactly(write=2 * MIB, read=2 * MIB)
+        for depth in (1, 32, 128):
+            for jobs in (1, 4):
+                each = lba * (512 if depth == 1 else 2048) // jobs
+                place = {"filename": disk, "size": each, "offset_increment": 8 * MIB, "numjobs": jobs}
+                done = fio(f"qd{depth}x{jobs}", rw="randwrite", bs=lba, iodepth=depth, verify="crc32c", **place)
+                done.moved_exactly(write=jobs * each, read=jobs * each)
         same_bytes(namespace, disk)
 
     @case(name=f"fio_verifies_four_jobs_of_mixed_reads_and_writes_on_{lba}_byte_blocks", timeout=240)
@@ -57,8 +53,15 @@ def _block_size_cases(lba: int) -> None:
             "jobs", filename=disk, rw="randrw", rwmixread=40, bssplit="4k/50:16k/30:64k/20", size=16 * MIB,
             offset_increment=16 * MIB, numjobs=4, iodepth=32, verify="crc32c", timeout=220,
         )  # fmt: skip
-        done.moved_at_least(read=4 * 6 * MIB, write=4 * 6 * MIB)
+        read_back(done, 64 * MIB, 24 * MIB)
         same_bytes(namespace, disk)
+
+
+def read_back(done, total: int, writes: int) -> None:
+    """Reads and writes made up `total`, at least `writes` of it writes, and each write was read again."""
+    written, read = done.bytes("write"), done.bytes("read")
+    at_least("bytes written", written, writes)
+    at_least("bytes read, and read back to verify", read, total - MIB)
 
 
 for _lba in (512, 4096):
@@ -75,26 +78,36 @@ def fio_verifies_sizes_that_are_no_multiple_of_a_page(lab):
     same_bytes(namespace, disk)
 
 
+def both_block_sizes(lab, size: int):
+    """A controller with a namespace of 512-byte blocks and one of 4096: [(namespace, its NSID)]."""
+    namespaces = [lab.namespace(nsid, size, lba) for nsid, lba in ((1, 512), (2, 4096))]
+    controller = lab.connect(lab.serve(Subsystem(NQN + "disk1", namespaces)))
+    return controller, namespaces
+
+
 @case(timeout=240)
 def fio_verifies_trims_among_writes(lab):
-    namespace, _, disk = connected(lab, 4096, 64 * MIB)
-    done = fio("trimwrite", filename=disk, rw="trimwrite", bs="64k", size=32 * MIB, iodepth=8, verify="crc32c")
-    done.moved_exactly(trim=32 * MIB, write=32 * MIB, read=done.bytes("read"))
-    done.moved_at_least(read=32 * MIB)
-    done = fio("trim", filename=disk, rw="randtrim", bs="128k", size=8 * MIB, offset=48 * MIB, iodepth=4)
-    done.moved_exactly(trim=8 * MIB)
-    same_bytes(namespace, disk)
+    controller, namespaces = both_block_sizes(lab, 32 * MIB)
+    for namespace in namespaces:
+        disk, lba = controller.disk(namespace.nsid), namespace.block_size
+        done = fio("trimwrite", filename=disk, rw="trimwrite", bs="64k", size=8 * MIB, iodepth=8, verify="crc32c")
+        done.moved_exactly(trim=8 * MIB, write=8 * MIB, read=8 * MIB)
+        done = fio("trim", filename=disk, rw="randtrim", bs=lba, size=64 * lba, offset=24 * MIB, iodepth=4)
+        done.moved_exactly(trim=64 * lba)
+        same_bytes(namespace, disk)
 
 
 @case(timeout=240)
 def fio_verifies_passthrough_on_the_character_device(lab):
-    namespace, controller, disk = connected(lab, 512, 32 * MIB)
-    done = fio(
-        "ng", filename=controller.generic(), ioengine="io_uring_cmd", cmd_type="nvme", direct=0, rw="randwrite",
-        bs="8k", size=16 * MIB, iodepth=16, verify="crc32c",
-    )  # fmt: skip
-    done.moved_exactly(write=16 * MIB, read=16 * MIB)
-    same_bytes(namespace, disk)
+    controller, namespaces = both_block_sizes(lab, 16 * MIB)
+    for namespace in namespaces:
+        done = fio(
+            "ng", filename=controller.generic(namespace.nsid), ioengine="io_uring_cmd", cmd_type="nvme", direct=0,
+            rw="randwrite", bsrange=f"{namespace.block_size}-64k", blockalign=namespace.block_size, size=8 * MIB, iodepth=16,
+            verify="crc32c",
+        )  # fmt: skip
+        done.moved_exactly(write=8 * MIB, read=8 * MIB)
+        same_bytes(namespace, controller.disk(namespace.nsid))
 
 
 @case(timeout=240)
@@ -107,17 +120,17 @@ def fio_verifies_fsync_and_dsync_writes(lab):
     same_bytes(namespace, disk)
 
 
-@case(list="all", timeout=300)
+@case(timeout=300)
 def fio_verifies_full_depth_on_every_queue_the_host_makes(lab):
     """Two queues and two write queues, 128 deep each, and transfers of every size class."""
-    namespace, controller, disk = connected(lab, 512, 256 * MIB)
-    controller.disconnect()
-    controller = lab.connect(lab.targets[0], io_queues=2, nr_write_queues=2, queue_size=128)
+    namespace = lab.namespace(size=64 * MIB)
+    target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
+    controller = lab.connect(target, io_queues=2, nr_write_queues=2, queue_size=128)
     equal("queues, the admin queue included", controller.attribute("queue_count"), "5")
     disk = controller.disk()
     done = fio(
-        "all", filename=disk, rw="randwrite", bssplit="512/20:4k/30:16k/20:128k/20:1m/10", size=64 * MIB,
-        offset_increment=64 * MIB, numjobs=4, iodepth=128, verify="crc32c", timeout=280,
+        "all", filename=disk, rw="randwrite", bssplit="512/20:4k/30:16k/20:128k/20:1m/10", size=16 * MIB,
+        offset_increment=16 * MIB, numjobs=4, iodepth=128, verify="crc32c", timeout=280,
     )  # fmt: skip
-    done.moved_at_least(read=4 * 63 * MIB, write=4 * 63 * MIB)
+    done.moved_exactly(read=64 * MIB, write=64 * MIB)
     same_bytes(namespace, disk)
