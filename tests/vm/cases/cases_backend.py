@@ -1,14 +1,16 @@
 """What can stand behind a namespace, and that nothing is served twice."""
 
 import errno
+import hashlib
 import os
 import re
 from pathlib import Path
 
 from cases.registry import EVERYWHERE, FARSIDE, case
-from guest.fio import MIB, fio
-from guest.nvmecli import controllers, disconnect_all
-from guest.shell import equal, modprobe, run, sh, sha256, true
+from guest.expected import fields
+from guest.fio import KIB, MIB, fio
+from guest.nvmecli import controllers, disconnect_all, nvme_json
+from guest.shell import equal, eventually, modprobe, read, run, sh, sha256, true
 from guest.target import NQN, Namespace, Subsystem, endpoint
 
 O_DIRECT = 0o40000
@@ -86,6 +88,44 @@ def a_loop_block_device_is_served_with_its_own_block_size(lab):
     equal("checksum of the file behind the loop device", sha256(path, length=64 * MIB), host_side)
 
 
+SCSI_DISK = (
+    (r"scsi_debug:sdebug_driver_probe: scsi_debug: trim poll_queues", "scsi_debug, when it is loaded"),
+    (r"scsi \S+: Power-on or device reset occurred", "a SCSI disk that is new"),
+)
+
+
+@case(providers=FARSIDE, allow=SCSI_DISK)
+def the_sizes_that_a_device_prefers_reach_the_host(lab):
+    """A SCSI disk of the kernel's own, in memory: blocks of 4 KiB inside, transfers in units of 8 and best of 32 KiB, and
+    UNMAP in units of 16 KiB."""
+    sh(
+        "modprobe", "scsi_debug", "dev_size_mb=64", "sector_size=512", "physblk_exp=3", "opt_xferlen_exp=4", "opt_blks=64",
+        "lbpu=1", "unmap_granularity=32",
+    )  # fmt: skip
+    lab.undo(lambda: eventually("scsi_debug is gone", lambda: run("modprobe", "-r", "scsi_debug", check=False).returncode == 0))
+    modprobe("sd_mod")
+    device = eventually("the SCSI disk is there", lambda: next(iter(SCSI_DEBUG.glob(DEBUG_DISK)), None))
+    sizes = {name: int(read(device / "queue" / name)) for name in ("minimum_io_size", "optimal_io_size", "discard_granularity")}
+    equal("sizes of the SCSI disk", tuple(sizes.values()), (8 * KIB, 32 * KIB, 16 * KIB))
+    path = Path("/dev") / device.name
+    eventually(f"{path} is there", path.exists)
+    target, disk = verified(lab, Namespace(1, "device", path, 64 * MIB), 2 * MIB)
+    got = nvme_json("id-ns", disk)
+    true("the fields count (NSFEAT bit 4)", got["nsfeat"] >> 4 & 1)
+    # Zero's-based counts of blocks.
+    fields("id-ns", got, {"npwg": 15, "npwa": 15, "npdg": 31, "npda": 31, "nows": 63})
+    queue = Path(f"/sys/block/{disk.rpartition('/')[2]}/queue")
+    seen = tuple(int(read(queue / name)) for name in ("minimum_io_size", "optimal_io_size"))
+    equal("minimum and optimal I/O sizes of the host's disk", seen, (8 * KIB, 32 * KIB))
+    disconnect_all()
+    target.stop()
+
+
+#: the disk of the first adapter, in sysfs
+SCSI_DEBUG = Path("/sys/devices/pseudo_0")
+DEBUG_DISK = "adapter*/host*/target*/*/block/sd*"
+
+
 def exclusive_open_error(path) -> int:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_EXCL))
@@ -108,6 +148,8 @@ def null_takes_writes_and_reads_zeroes(lab):
     fio("null", filename=disk, rw="write", bs="128k", size=32 * MIB, iodepth=8).moved_exactly(write=32 * MIB)
     done = fio("null", filename=disk, rw="randread", bs="4k", size=8 * MIB, iodepth=32)
     done.moved_exactly(read=8 * MIB)
+    zeroes = hashlib.sha256(bytes(8 * MIB)).hexdigest()
+    equal("checksum of what was written", sha256(disk, length=8 * MIB, direct=True), zeroes)
 
 
 @case(providers=FARSIDE)
@@ -135,11 +177,33 @@ def the_quick_form_makes_the_file_and_prints_a_connect_line_that_works(lab):
         "serve", "--file", path, "--size", "64M", "--listen", endpoint(lab.address, 4420), "--provider", lab.provider
     )
     line = target.wait_serving()
+    start_up_table(lab, target.log(), path, line)
     command = line[line.index("nvme connect") :].strip().strip("`").split()
     equal("size of the new file", path.stat().st_size, 64 * MIB)
     sh(*command)
     (controller,) = controllers()
     fio("quick", filename=controller.disk(), rw="randwrite", bs="4k", size=4 * MIB, iodepth=8, verify="crc32c")
+
+
+def start_up_table(lab, said: str, path: Path, connect: str) -> None:
+    """What is served, where, over which device and GID, the memory used, and what to type."""
+    where = endpoint(lab.address, 4420)
+    nqn = connect.rpartition(" ")[2]
+    device = "rxe0" if lab.provider == "verbs" else "udp/veth1"
+    gid = re.escape(f"::ffff:{lab.address}" if lab.provider == "verbs" else lab.address)
+    for line in (
+        rf"subsystem +{re.escape(nqn)}",
+        rf"namespace +1 +{path} +64 MiB \(512 B blocks\) +uuid [0-9a-f-]{{36}}",
+        rf"listener +{re.escape(where)} +{device} +GID {gid} \(RoCE v2\) +path MTU 4096",
+        rf"memory +\d+ MiB registered, \d+ reactors, provider {lab.provider}",
+        rf"connect +nvme connect -t rdma -a {re.escape(lab.address)} -s 4420 -n {re.escape(nqn)}",
+    ):
+        found = re.findall(rf"^{line}$", said, re.MULTILINE)
+        equal(f"lines of the start-up table like {line!r} in {said!r}", len(found), 1)
+    registered = int(re.search(r"memory +(\d+) MiB registered", said)[1])
+    reactors = int(re.search(r"(\d+) reactors", said)[1])
+    # README, "Memory": the defaults for each reactor.
+    true(f"the memory is that of {reactors} reactors: {registered} MiB", 64 <= registered / reactors <= 128)
 
 
 def refused_start(lab, *argv, names: str, say: str = "") -> str:

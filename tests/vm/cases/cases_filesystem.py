@@ -29,7 +29,7 @@ def _survives(lab, make, check):
     sh("mount", disk, MOUNT)
     sh("sh", "-c", f"tar -C {TREE} -cf - . | tar -C {MOUNT} -xf -", timeout=180)
     sh("sync", "-f", MOUNT, timeout=120)
-    before = checksums(MOUNT)
+    before = checksums(TREE)
     true("the tree has many files", len(before) > 300)
     sh("umount", MOUNT)
     controller.disconnect()
