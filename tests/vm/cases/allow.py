@@ -17,6 +17,7 @@ REFUSED = (
     (r"nvme nvme\d+: Connect rejected: status 28 \(consumer defined\)", "nobody listens on that address of the port"),
     (r"nvme nvme\d+: Connect for subsystem \S+ is not allowed, hostnqn:", "the host is not on the list"),
     (r"nvme nvme\d+: failed to connect queue: 0 ret=", "the host reports the refusal that the case asks for"),
+    (r"nvme nvme\d+: rdma connection establishment failed \(-104\)", "nobody listens where the case connects to"),
 )
 
 RECONNECT = (

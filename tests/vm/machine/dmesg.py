@@ -1,4 +1,5 @@
-"""Judges the guest's kernel log: a kernel's trace is always a failure, a warning must be on the list below.
+"""Judges the guest's kernel log: a kernel's trace is always a failure; a warning, and whatever the kernel's NVMe and RDMA parts
+say at any level, must be on the lists below.
 
 Each entry of the list is a message that the same scenario prints whoever the target is (seen with the kernel's own
 target, unless it says otherwise), with the reason. A case may allow more for itself alone.
@@ -36,15 +37,33 @@ ALLOWED_EVERYWHERE = (
     (r"Buffer I/O error on dev nvme\d+n\d+, .*async page read", "udev still read the disk when it was disconnected"),
 )
 
+#: whose lines count at every level
+OURS = re.compile(r"^(\[[\d.]+\] )?(nvme|block nvme|rdma|rxe|infiniband)")
+
+#: what these say when all is well, at the level of information
+ALLOWED_INFORMATION = (
+    (r"nvme nvme\d+: creating \d+ I/O queues", "the host connects"),
+    (r"nvme nvme\d+: mapped \d+/\d+/\d+ default/read/poll queues", "the host connects"),
+    (r"nvme nvme\d+: Successfully reconnected \(\d+ attempts\)", "a case that allows it to recover"),
+    (r"nvme nvme\d+: (re-authenticating controller|qid \d+: (controller )?authenticated)", "the host and we know each other"),
+    (r"nvme\d+n\d+: detected capacity change from \d+ to \d+", "a namespace was resized"),
+    (r"nvmet(_rdma)?: (creating \w+ controller|adding nsid|enabling port)", "the kernel's own target, where a case asks for it"),
+    (r"rdma_rxe: (un)?loaded", "the module, once a boot"),
+    (r"infiniband rxe\d+: (set active|set down|added )", "a device was made, or its link went"),
+)
+
 
 def judge(lines: list, allow=()) -> list[str]:
     """The lines that make a case fail, out of (level, text) pairs."""
     allowed = [re.compile(pattern) for pattern, _ in (*ALLOWED_ALWAYS, *ALLOWED_EVERYWHERE, *allow)]
+    information = [re.compile(pattern) for pattern, _ in ALLOWED_INFORMATION]
     bad = []
     for level, text in lines:
         if any(pattern.search(text) for pattern in allowed):
             continue
-        if level <= WARNING or TRACES.search(text):
+        if level > WARNING and any(pattern.search(text) for pattern in information):
+            continue
+        if level <= WARNING or OURS.search(text) or TRACES.search(text):
             bad.append(text)
     return bad
 
