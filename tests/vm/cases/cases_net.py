@@ -3,6 +3,7 @@
 import subprocess
 
 from cases.allow import RECONNECT, REFUSED, RESET
+from cases.cases_faults import written
 from cases.registry import FARSIDE, case
 from guest import network, nvmecli, shell
 from guest.fio import MIB, Running, fio
@@ -89,10 +90,12 @@ def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     steady = nvmecli.connect(subsystems[0].nqn, lab.address)
     shaken = nvmecli.connect(subsystems[1].nqn, other, reconnect_delay=1, ctrl_loss_tmo=600)
     load = {"rw": "randwrite", "bs": "16k", "size": 16 * MIB, "iodepth": 8, "verify": "crc32c", "loops": 4}
-    jobs = [Running(name, filename=c.disk(), **load) for name, c in (("steady", steady), ("shaken", shaken))]
+    disks = [steady.disk(), shaken.disk()]
+    jobs = [Running(name, filename=disk, **load) for name, disk in zip(("steady", "shaken"), disks)]
     for job in jobs:
         lab.undo(job.stop)
-    eventually("both write", lambda: all(job.running() for job in jobs))
+    eventually("both have written", lambda: min(map(written, disks)) >= 4 * MIB, 30)
+    true("both go on", all(job.running() for job in jobs))
     deleter = subprocess.Popen(["rdma", "link", "delete", "rxe2"])
     try:
         deleter.wait(5 * shell.patience)
@@ -102,14 +105,14 @@ def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
         raise AssertionError("rdma link delete was stuck for 5 s: the target holds the device") from None
     equal("status of the deleter", deleter.returncode, 0)
     true("the target lives", target.running)
-    jobs[0].wait(120).moved_at_least(write=16 * MIB, read=16 * MIB)
+    jobs[0].wait(120).moved_exactly(write=4 * 16 * MIB, read=4 * 16 * MIB)
     equal("state of the controller on the device that stayed", steady.state, "live")
     network.add_rxe("rxe2", "veth2", "192.168.80.1")
     eventually("the target listens on the device again", lambda: "listening again" in target.log(), 30)
     # The host may have given its controller up with the device, or it goes on trying.
     eventually("the host is back, or its controller is gone", lambda: shaken.live() or not shaken.sysfs.exists(), 60)
     if shaken.sysfs.exists():
-        jobs[1].wait(120).moved_at_least(write=16 * MIB, read=16 * MIB)
+        jobs[1].wait(120).moved_exactly(write=4 * 16 * MIB, read=4 * 16 * MIB)
     jobs[1].stop()
     nvmecli.disconnect_all()
     for address in target.addresses:
