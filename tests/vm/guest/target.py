@@ -5,6 +5,7 @@
     soft    farside with its own RoCEv2 stack, in the name space `far` at the other end of the veth pair
 """
 
+import errno
 import os
 import re
 import signal
@@ -151,7 +152,15 @@ class FarsideTarget:
             raise Failed(f"{failure}; it said: {self.log()[-1500:]}") from None
 
     def log(self) -> str:
-        return self.logs[-1].read_text(errors="replace") if self.logs else ""
+        while self.logs:
+            try:
+                return self.logs[-1].read_text(errors="replace")
+            except OSError as error:
+                # Kernel 7, now and then, of a file on the machine's folder that grows meanwhile.
+                if error.errno != errno.ENODATA:
+                    raise
+                time.sleep(0.05)
+        return ""
 
     def figures(self) -> "Figures":
         """What the target says of itself when it is asked by SIGUSR1."""
