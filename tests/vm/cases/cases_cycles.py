@@ -71,20 +71,23 @@ def _connects(lab, count: int) -> None:
     target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
 
     def cycle(verify: bool) -> float:
+        """Seconds until the disk could be used and until it was gone again, without what was done with it."""
         begun = time.monotonic()
         controller = lab.connect(target)
         disk = controller.disk()
+        took = time.monotonic() - begun
         if verify:
-            fio("some", filename=disk, rw="randwrite", bs="16k", size=MIB, iodepth=8, verify="crc32c")
+            done = fio("some", filename=disk, rw="randwrite", bs="16k", size=MIB, iodepth=8, verify="crc32c")
+            done.moved_exactly(write=MIB, read=MIB)
+        begun = time.monotonic()
         controller.disconnect()
-        return time.monotonic() - begun
+        return took + time.monotonic() - begun
 
     for _ in range(3):
         cycle(True)
     time.sleep(1)
     before = Usage(target)
-    times = sorted(cycle(n % 10 == 0) for n in range(count))
-    quick("of the median cycle", times[len(times) // 2], CYCLE_SECONDS)
+    quick("of the slowest cycle", max(cycle(n % 10 == 0) for n in range(count)), CYCLE_SECONDS)
     before.back_to(target)
 
 
@@ -99,19 +102,19 @@ def _resets(lab, count: int) -> None:
         controller.reset()
     time.sleep(1)
     before = Usage(target)
-    times = sorted(controller.reset() for _ in range(count))
-    quick("of the median reset", times[len(times) // 2], CYCLE_SECONDS)
+    quick("of the slowest reset", max(controller.reset() for _ in range(count)), CYCLE_SECONDS)
     equal("queues after the last reset", controller.attribute("queue_count"), "3")
     before.back_to(target)
     equal("checksum after the last reset", sha256(controller.disk(), length=8 * MIB, direct=True), data)
 
 
-@case(timeout=300)
+# Where the two hundred are not.
+@case("all", timeout=300, also=("soft", "6.1", "7"))
 def twenty_connects_give_everything_back(lab):
     _connects(lab, 20)
 
 
-@case(timeout=300, allow=RESET)
+@case(timeout=300, allow=RESET, also=("soft",))
 def fifty_resets_give_everything_back(lab):
     _resets(lab, 50)
 
@@ -150,4 +153,4 @@ def eight_controllers_of_one_host_work_at_once(lab):
         equal(f"checksum of disk {n}", sha256(subsystems[n].namespaces[0].path, length=16 * MIB), same)
     for controller in controllers:
         controller.disconnect()
-    before.back_to(target, slack=64 * MIB)
+    before.back_to(target, slack=8 * MIB)

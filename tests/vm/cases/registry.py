@@ -29,6 +29,8 @@ class Case:
     append: tuple[str, ...]
     #: what it runs besides farside (`machine/programs.py`)
     programs: tuple[str, ...]
+    #: settings beyond those of its list: "soft" on the main kernel, or the series of another kernel with verbs
+    also: tuple[str, ...]
 
     def in_list(self, name: str) -> bool:
         return LISTS.index(self.list) <= LISTS.index(name)
@@ -37,7 +39,7 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), append=(), name=None, programs=()):
+def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), append=(), name=None, programs=(), also=()):
     """Registers a function as a case. `list` is the shortest list that it is in; `name` stands for the function's own
     where one function makes several cases."""
 
@@ -48,7 +50,7 @@ def case(list="full", providers=EVERYWHERE, timeout=120, guests=1, allow=(), app
             raise ValueError(f"two cases are called {called}")
         CASES[called] = Case(
             called, topic, function, list, tuple(providers), timeout, guests, tuple(allow), tuple(append),
-            tuple(programs),
+            tuple(programs), tuple(also),
         )  # fmt: skip
         return function
 

@@ -25,9 +25,10 @@ def sessions(options) -> list[dict]:
         by_boot: dict = {}
         for case in CASES.values():
             wanted = options.list or ("full" if series == MAIN_KERNEL or case.topic in ON_EVERY_KERNEL else "smoke")
-            if not case.in_list(wanted) or not _selected(case, options.k):
+            if not _selected(case, options.k):
                 continue
-            for work in _settings(series, case, options):
+            settings = _settings(series, case, options) if case.in_list(wanted) else []
+            for work in dict.fromkeys(settings + _also(series, case, options)):
                 if work.provider in case.providers:
                     by_boot.setdefault((case.guests, case.append, work.provider), []).append(work)
         for (guests, append, _), work in sorted(by_boot.items(), key=lambda item: item[0]):
@@ -49,6 +50,14 @@ def _settings(series: str, case: Case, options) -> list[Work]:
     if series == MAIN_KERNEL and case.list == "smoke":
         work += [Work(case, "soft", network) for network in NETWORKS[1:]]
     return work
+
+
+def _also(series: str, case: Case, options) -> list[Work]:
+    """What a case asks for beyond its list, unless the run is of a list, a provider or a network."""
+    if options.list or options.provider or options.network:
+        return []
+    here = "soft" if series == MAIN_KERNEL else series
+    return [Work(case, "soft" if here == "soft" else "verbs")] if here in case.also else []
 
 
 def _selected(case, words) -> bool:
