@@ -44,6 +44,7 @@ macro_rules! every_scenario {
                 read_depth_zero_is_rejected_and_nobody_listening_is_told,
                 connect_command_names_the_field_that_is_wrong,
                 io_connect_must_agree_with_its_admin_queue,
+                io_connect_to_a_controller_that_is_gone_names_its_id,
                 only_connect_may_come_first_and_only_once,
                 odd_host_names_may_connect,
                 connect_data_in_the_capsule_work,
@@ -184,6 +185,7 @@ macro_rules! every_scenario {
                 connections_without_a_connect_command_are_closed,
                 vanished_host_is_forgotten_after_its_keep_alive,
                 io_alone_keeps_the_association_alive,
+                reset_under_io_lets_no_old_write_land,
                 ended_queues_with_commands_in_the_disk_come_back_to_zero,
             }
         }
@@ -223,6 +225,7 @@ mod soft {
 }
 
 /// What only the in-process provider can be made to do.
+mod local_ends;
 mod local_faults;
 
 /// What takes real time, on the software stack.

@@ -163,6 +163,26 @@ pub(crate) fn io_connect_must_agree_with_its_admin_queue<R: Rig>() {
     raw.alive(io);
 }
 
+/// Queues that come one by one keep their association alive, and what comes when it is gone after all is told so.
+pub(crate) fn io_connect_to_a_controller_that_is_gone_names_its_id<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let mut raw = setup.raw();
+    raw.kato_ms = 1000;
+    let admin = raw.admin_up();
+    let mut queues = Vec::new();
+    // Three times the timeout, and nothing but Connect commands.
+    for qid in 1..=6 {
+        std::thread::sleep(Duration::from_millis(500));
+        queues.push(raw.io_up(qid, 16));
+    }
+    assert!(raw.host.down(admin).is_none(), "it was taken for dead while it made its queues");
+    let late = raw.good_queue(7, 16);
+    assert!(raw.host.end_of(admin, LIMIT).is_some(), "a silent host keeps its controller");
+    let response = raw.connect_io(late, 7, 15);
+    // Without Do Not Retry: the host may come back with a new association.
+    assert_eq!((response.status(), response.dword0()), (Status::CONNECT_INVALID_PARAMETERS, 16 | IN_DATA));
+}
+
 pub(crate) fn only_connect_may_come_first_and_only_once<R: Rig>() {
     let setup = Setup::<R>::start();
     let mut raw = setup.raw();

@@ -7,7 +7,7 @@ use farside::host::wire::{self, Sqe};
 use farside::target::Options;
 use nvme::Status;
 
-use crate::rig::{LIMIT, Rig, Setup, assert_status, small};
+use crate::rig::{BLOCK, LIMIT, Rig, Setup, assert_status, small};
 
 pub(crate) fn whole_queue_at_once_is_served<R: Rig>() {
     let setup = Setup::<R>::start();
@@ -199,6 +199,47 @@ pub(crate) fn io_alone_keeps_the_association_alive<R: Rig>() {
     let silent = Instant::now();
     assert!(raw.host.end_of(io, LIMIT).is_some(), "a silent host keeps its controller");
     assert!(silent.elapsed() >= Duration::from_millis(900), "after {:?}", silent.elapsed());
+}
+
+/// CC.EN goes to 0 while the disk has commands: CSTS.RDY goes to 0 when they have ended, and no write of the old life lands in
+/// the next one.
+pub(crate) fn reset_under_io_lets_no_old_write_land<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let bystander = setup.bystander();
+    let (mut raw, admin, mut io) = setup.ready();
+    for round in 1..=6u8 {
+        let mut buffer = raw.host.take(4096).expect("memory");
+        buffer.as_mut_slice().fill(0xee);
+        let sgl = raw.keyed(&buffer, 4096);
+        setup.faults.stall();
+        for cid in 0..16u16 {
+            let sqe = wire::block_command(1 + (cid as u8 & 1), 1, u64::from(cid / 2) * 8, 8);
+            raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
+        }
+        raw.host.turn();
+        // By now the disk has them.
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(raw.call(admin, wire::property_set(0x14, 0x0046_0000)).status().is_success());
+        assert!(raw.host.end_of(io, LIMIT).is_some(), "the I/O queue survived a reset");
+        for _ in 0..5 {
+            let csts = raw.call(admin, wire::property_get(0x1c, false)).dword0();
+            assert_eq!(csts & 1, 1, "round {round}: CSTS.RDY is 0 while the disk holds writes");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        setup.faults.release();
+        let deadline = Instant::now() + LIMIT;
+        while raw.call(admin, wire::property_get(0x1c, false)).dword0() & 1 == 1 {
+            assert!(Instant::now() < deadline, "the reset never completes");
+        }
+        raw.enable(admin);
+        io = raw.io_up(1, 32);
+        for at in 0..8 {
+            assert!(raw.write(io, 1, at * 8, &[round; 4096]).is_success());
+        }
+        assert_eq!(raw.read(io, 1, 0, 64).expect("a read"), [round; 64 * BLOCK]);
+        raw.host.give(buffer);
+    }
+    bystander.check();
 }
 
 pub(crate) fn ended_queues_with_commands_in_the_disk_come_back_to_zero<R: Rig>() {

@@ -58,6 +58,7 @@ impl LocalEndpoint {
             return Err(RdmaError::new("shared receive queue", reason, "ask for fewer"));
         }
         let shell = Shell::new(fabric.next_id(), options.solicited_only, options.lost_events)?;
+        shell.lock().counters.vectors = 1 << (endpoint.comp_vector % u64::BITS);
         fabric.add_shell(&shell);
         Ok(Self {
             fabric: Arc::clone(fabric),

@@ -35,6 +35,8 @@ pub struct LocalCounters {
     pub peak_reads: u64,
     /// Wake-ups written to a sleeping endpoint's descriptor.
     pub wakeups: u64,
+    /// Completion vectors that endpoints asked for, by bits.
+    pub vectors: u64,
     /// Endpoints that exist.
     pub endpoints: u64,
     /// Queue pairs that exist.
@@ -58,6 +60,7 @@ impl LocalCounters {
         self.reads_over_depth += other.reads_over_depth;
         self.peak_reads = self.peak_reads.max(other.peak_reads);
         self.wakeups += other.wakeups;
+        self.vectors |= other.vectors;
         self.endpoints += other.endpoints;
         self.queue_pairs += other.queue_pairs;
         self.regions += other.regions;
