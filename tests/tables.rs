@@ -84,6 +84,27 @@ fn every_row_of_the_features_has_a_test_or_a_reason() {
     assert!(count > 80, "only {count} rows");
 }
 
+/// Lessons 1 to 29 and holes H1 to H6 each have a row, and a test or a reason.
+#[test]
+fn every_lesson_and_hole_has_a_row() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("tests/FIELD-REPORTS.md")).unwrap();
+    let (_, table) = text.split_once("\n## What a rival's code taught\n").expect("the table");
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .map(|row| row.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let wanted = (1..=29).map(|number| number.to_string()).chain((1..=6).map(|number| format!("H{number}")));
+    for number in wanted {
+        let found: Vec<_> = rows.iter().filter(|row| row[0] == number).collect();
+        let [row] = found[..] else { panic!("{number}: {} rows", found.len()) };
+        let &[_, lesson, _, test] = row.as_slice() else { panic!("not four cells: {row:?}") };
+        assert!(!lesson.is_empty(), "{row:?}");
+        assert!(test.starts_with('`') || test.starts_with("not ours: "), "no test and no reason: {row:?}");
+    }
+}
+
 /// Every key that the configuration's reader knows stands in the README's example, but for those of the test tool.
 #[test]
 fn every_key_of_the_configuration_is_in_the_readme() {
