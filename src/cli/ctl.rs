@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use farside::config::{import, is_foreign};
+use farside::config::{Config, import, is_foreign};
 use farside::control::{Client, Request, default_path};
 use serde_json::{Map, Value, json};
 
@@ -209,12 +209,15 @@ impl What {
             Self::Config => Request::Config,
             Self::Apply { file, dry_run } => {
                 let name = file.display().to_string();
-                let mut config = std::fs::read_to_string(&file).map_err(|error| format!("{name}: {error}"))?;
+                let mut config = std::fs::read_to_string(&file)
+                    .map_err(|error| format!("{name}: {error}; check the path of the configuration"))?;
                 if is_foreign(&config) {
                     let imported = import(&config, &name).map_err(|error| error.to_string())?;
                     imported.notes.iter().for_each(|note| eprintln!("farside: {name}: {note}"));
                     config = imported.toml;
                 }
+                // What is wrong with the text itself is said here, with the file's name and all of it.
+                Config::parse_running(&config, &name).map_err(|error| error.to_string())?;
                 Request::Apply { config, dry_run }
             }
             Self::Save { file } => {

@@ -41,7 +41,8 @@ impl Generate {
     pub(crate) fn run(self) -> ExitCode {
         let mut text = Vec::new();
         let made = match self.what {
-            What::Man { dir: Some(dir) } => clap_mangen::generate_to(super::Arguments::command(), &dir)
+            What::Man { dir: Some(dir) } => std::fs::create_dir_all(&dir)
+                .and_then(|()| clap_mangen::generate_to(super::Arguments::command(), &dir))
                 .map_err(|error| format!("{}: {error}; name a folder that can be written to", dir.display())),
             What::Man { dir: None } => clap_mangen::Man::new(super::Arguments::command())
                 .render(&mut text)

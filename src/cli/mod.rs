@@ -56,7 +56,7 @@ enum Command {
 /// Runs the command line.
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let filter = match EnvFilter::try_new(&arguments.log) {
+    let filter = match log_filter(&arguments.log) {
         Ok(filter) => filter,
         Err(error) => {
             eprintln!("farside: --log {:?}: {error}; use error, warn, info, debug or trace", arguments.log);
@@ -72,7 +72,7 @@ pub(crate) fn main() -> ExitCode {
     let reload = log.reload_handle();
     log.init();
     let set_log = move |level: &str| {
-        let filter = EnvFilter::try_new(level).map_err(|error| error.to_string())?;
+        let filter = log_filter(level)?;
         reload.reload(filter).map_err(|error| error.to_string())
     };
     match arguments.command {
@@ -85,5 +85,31 @@ pub(crate) fn main() -> ExitCode {
         Command::Identify(identify) => identify.run(),
         Command::Bench(bench) => bench.run(),
         Command::Generate(generate) => generate.run(),
+    }
+}
+
+/// A filter for the log. A word that is no level is taken for a mistake, not for the name of a module.
+fn log_filter(text: &str) -> Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_module = |word: &str| word.contains(['=', '[']) || word.starts_with("farside") || word.starts_with("nvme");
+    let is_level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    match text.split(',').find(|word| !is_level(word) && !is_module(word)) {
+        Some(word) => Err(format!("{word:?} is no level")),
+        None => EnvFilter::try_new(text).map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistyped_log_levels_are_refused() {
+        for right in ["info", "WARN", "off", "farside::target=debug", "warn,farside::roce=trace", "farside"] {
+            assert!(log_filter(right).is_ok(), "{right}");
+        }
+        for wrong in ["inof", "", "info,dbug", "farside=loud"] {
+            assert!(log_filter(wrong).is_err(), "{wrong}");
+        }
     }
 }

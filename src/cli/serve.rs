@@ -38,7 +38,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Size of a new file: 1G, 512M, ..
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "file")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["device", "memory", "null", "config"])]
     size: Option<u64>,
     /// LBA size in bytes: 512 or 4096
     #[arg(long, value_name = "N", conflicts_with = "config")]
@@ -104,6 +104,8 @@ impl Serve {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGTERM);
         signals.add(Signal::SIGINT);
+        // Its terminal is gone.
+        signals.add(Signal::SIGHUP);
         signals.add(Signal::SIGUSR1);
         if let Err(error) = signals.thread_block() {
             eprintln!("farside: signals: {error}");

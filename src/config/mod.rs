@@ -298,7 +298,7 @@ impl FromStr for ProviderChoice {
             "auto" => Ok(Self::Auto),
             "verbs" => Ok(Self::Verbs),
             "soft" => Ok(Self::Soft),
-            _ => Err(format!("{text:?} is no provider")),
+            _ => Err(format!("{text:?} is no provider; choose verbs, soft or auto")),
         }
     }
 }

@@ -441,7 +441,7 @@ fn read_listener(mut section: Section<'_, '_>, seen: &mut Seen, problems: &mut P
     match text.value.parse::<ListenAddress>() {
         Ok(address) => {
             let key = (address.ip, address.scope.clone(), address.port);
-            let place = At { value: (), at };
+            let place = At { value: text.value.clone(), at };
             unique(&mut seen.addresses, key, &place, "listener.address", "listen on each address once", problems);
             Some(ListenAddress { tos: tos.map(|tos| tos.value as u8), line: Some(problems.line(at)), ..address })
         }

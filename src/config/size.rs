@@ -25,7 +25,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let factor = UNITS.iter().find(|(_, name)| name.eq_ignore_ascii_case(unit)).map(|(factor, _)| *factor);
     match (number.parse::<u64>(), factor) {
         (Ok(number), Some(factor)) => number.checked_mul(factor).ok_or_else(|| format!("{text:?} is too large")),
-        _ => Err(format!("{text:?} is no size")),
+        _ => Err(format!(
+            "{text:?} is no size; write bytes, or a whole number of K, M, G or T (1024 each), such as 512M"
+        )),
     }
 }
 

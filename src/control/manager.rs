@@ -182,14 +182,17 @@ impl Manager {
             .flat_map(|one| &one.namespaces)
             .find(|one| one.nsid == nsid)
             .map_or(0, |one| one.blocks * u64::from(one.block_size));
+        let mut answer = json!({ "blocks": blocks, "bytes": size });
         let namespaces = running.subsystems.iter_mut().filter(|one| one.nqn == nqn).flat_map(|one| &mut one.namespaces);
         for namespace in namespaces.filter(|one| one.nsid == nsid) {
             // A size that was configured is the size that a restart expects.
             if let Source::File { size: Some(configured), .. } = &mut namespace.backend.source {
                 *configured = size;
+                answer["note"] =
+                    json!("its configuration names a size, which has to change too: `farside ctl save` does that");
             }
         }
-        Ok(json!({ "blocks": blocks, "bytes": size }))
+        Ok(answer)
     }
 
     fn log(&self, level: &str) -> Result<Value, Failure> {
@@ -220,11 +223,27 @@ impl Manager {
             return Err(Failure::new(path.display().to_string(), "is no absolute path", "start it with /"));
         }
         let text = self.lock().to_toml();
+        keep_former(&path, &text).map_err(|error| {
+            Failure::new(format!("{}.old", path.display()), error, "choose a place that the target's user may write")
+        })?;
         write_whole(&path, &text).map_err(|error| {
             Failure::new(path.display().to_string(), error, "choose a place that the target's user may write")
         })?;
         Ok(json!({ "path": path.display().to_string(), "bytes": text.len() }))
     }
+}
+
+/// What a file holds that is about to be written, comments and all, stays beside it as `.old`.
+fn keep_former(path: &Path, text: &str) -> std::io::Result<()> {
+    let former = match std::fs::read(path) {
+        Ok(former) if former != text.as_bytes() => former,
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".old");
+    std::fs::write(path.with_file_name(name), former)
 }
 
 /// Replaces a file by another content, on stable storage: after a crash it is the old one or the new one.

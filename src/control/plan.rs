@@ -403,7 +403,7 @@ fn check_options(old: &Options, new: &Options) -> Result<(), Failure> {
     ];
     let named: Vec<&str> = differs.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
     let object = if named.is_empty() { "options".to_owned() } else { format!("options.{}", named.join(", options.")) };
-    Err(Failure::new(object, "cannot change while the target runs", "save, and start the target again"))
+    Err(Failure::new(object, "cannot change while the target runs", "start the target again with the new file"))
 }
 
 #[cfg(test)]

@@ -352,7 +352,10 @@ impl<P: Provider> Link<P> {
             .map(|(index, channel)| ChannelId { index: index as u16, generation: channel.generation })
             .collect();
         for id in late {
-            self.down(id, HostError::lost("connection", "it was not answered in time"), events);
+            let Some(peer) = self.channel(id).map(|channel| channel.peer) else { continue };
+            let mut error = HostError::lost(format!("connect to {peer}"), "it was not answered in time");
+            error.remedy = "is a target listening there, and does UDP port 4791 pass both ways?".into();
+            self.down(id, error, events);
         }
     }
 

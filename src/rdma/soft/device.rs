@@ -182,7 +182,7 @@ fn lock(address: IpAddr) -> Result<OwnedFd, RdmaError> {
         Err(nix::Error::EADDRINUSE) => Err(RdmaError::new(
             what(),
             "another farside process serves RoCE on it",
-            "stop that one, or use another address (127.0.0.2, or a second address of the network device)",
+            "use another address (127.0.0.2, or a second one of the network device; as a host: --source 127.0.0.2), or stop that one",
         )),
         Err(errno) => Err(os(errno)),
     }
