@@ -245,7 +245,7 @@ fn converse(stream: &UnixStream, manager: &Manager) {
 fn handle(line: &[u8], who: &str, manager: &Manager) -> Answer {
     let request: Request = match serde_json::from_slice(line) {
         Ok(request) => request,
-        Err(error) => return Answer::Error(Failure::new("request", error, "see the list in the README")),
+        Err(error) => return Answer::Error(Failure::new("request", error, "see farside::control::Request")),
     };
     let reads = matches!(request, Request::Status | Request::Metrics | Request::Latency | Request::Config);
     let answer = manager.handle(&request);
