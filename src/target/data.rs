@@ -29,13 +29,16 @@ impl<P: Provider> Reactor<P> {
         if self.requests[id].line != Line::None && !self.has_its_turn(id, now) {
             return;
         }
-        let request = &self.requests[id];
+        if self.requests[id].extra.is_some()
+            && let Some(partner) = self.requests.partner(id)
+        {
+            return self.acquire_pair(id, partner, now);
+        }
+        let request = &mut self.requests[id];
         if request.needs_buffer() {
-            let follows = request.extra.is_some() && self.requests.follows(id);
-            let request = &mut self.requests[id];
             let queue = &self.queues[request.queue as usize];
             request.share = queue.share;
-            if !self.shares.take(Of::queue(queue.is_admin()), id, request, follows, &mut self.memory) {
+            if !self.shares.take(Of::queue(queue.is_admin()), id, request, &mut self.memory) {
                 request.state = State::WaitBuffer;
                 return;
             }
@@ -50,7 +53,10 @@ impl<P: Provider> Reactor<P> {
         }
         for of in Of::BOTH {
             while let Some(id) = self.shares.serve(of, &mut self.requests, &mut self.memory) {
-                self.reserve_credits(id, now);
+                match self.requests.partner(id) {
+                    Some(partner) => self.pair_has_buffers(id, partner, now),
+                    None => self.reserve_credits(id, now),
+                }
             }
         }
     }
@@ -65,7 +71,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     #[inline(always)]
-    fn reserve_credits(&mut self, id: RequestId, now: Duration) {
+    pub(crate) fn reserve_credits(&mut self, id: RequestId, now: Duration) {
         let request = &mut self.requests[id];
         let need = u32::from(request.data_wrs()) + 1;
         let queue = &mut self.queues[request.queue as usize];

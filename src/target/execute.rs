@@ -318,6 +318,10 @@ impl<P: Provider> Reactor<P> {
         let (start, len, cid, at) =
             (request.data_start as usize, request.data_len as usize, request.cid, request.queue);
         let queue = &self.queues[at as usize];
+        if queue.association.is_some() {
+            // Of two Connect commands at once, both found none when they arrived.
+            return self.finish(id, Completion::failed(cid, Status::COMMAND_SEQUENCE_ERROR.dnr()), now);
+        }
         let data = request.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(start..start + len));
         let (Some(command), Some(data)) = (&request.command, data) else {
             return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);

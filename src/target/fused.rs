@@ -14,6 +14,7 @@ use nvme::status::Status;
 use super::capsule::{Capsule, Next};
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
+use super::share::Of;
 use crate::rdma::Provider;
 
 /// What keeps commands of an I/O queue from the straight way.
@@ -95,11 +96,38 @@ impl<P: Provider> Reactor<P> {
         self.requests[first].extra_mut().partner = Some(second);
         self.requests[second].extra_mut().partner = Some(first);
         self.requests[first].state = State::Received;
-        // One behind the other into every queue of waiters: a half that has its buffers is followed by the other.
         if let Next::Acquire = self.fence_or_acquire(at, first) {
             self.acquire(first, now);
         }
         Ok(self.fence_or_acquire(at, second))
+    }
+
+    /// A half of a pair wants its buffers: when both do, they get them in one step.
+    #[cold]
+    pub(crate) fn acquire_pair(&mut self, id: RequestId, partner: RequestId, now: Duration) {
+        let queue = &self.queues[self.requests[id].queue as usize];
+        let (of, share) = (Of::queue(queue.is_admin()), queue.share);
+        let request = &mut self.requests[id];
+        request.state = State::WaitBuffer;
+        request.share = share;
+        request.extra_mut().arrived = true;
+        if !self.requests[partner].extra_mut().arrived {
+            return;
+        }
+        if self.shares.take_pair(of, [id, partner], &mut self.requests, &mut self.memory) {
+            self.pair_has_buffers(id, partner, now);
+        }
+    }
+
+    /// Both halves have their buffers: the Compare goes first.
+    pub(crate) fn pair_has_buffers(&mut self, id: RequestId, partner: RequestId, now: Duration) {
+        let pair = if self.requests[id].changes_media { [partner, id] } else { [id, partner] };
+        for half in pair {
+            // The first one may have ended the queue.
+            if self.requests[half].state == State::WaitBuffer {
+                self.reserve_credits(half, now);
+            }
+        }
     }
 
     fn fail(&mut self, id: RequestId, status: Status, now: Duration) {
@@ -135,7 +163,8 @@ impl<P: Provider> Reactor<P> {
         let extra = request.extra_mut();
         extra.partner = None;
         extra.failed = true;
-        if matches!(request.state, State::FusedReady | State::LockWait) {
+        if matches!(request.state, State::FusedReady | State::LockWait | State::WaitBuffer) {
+            self.leave_buffer_line(id);
             self.fail(id, Status::FAILED_FUSED, now);
         }
     }

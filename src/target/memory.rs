@@ -133,7 +133,8 @@ impl Memory {
 
     /// Gives a starved slot a page again; `false` when there still is none.
     pub(crate) fn refill(&mut self, slot: SlotId, home: Home) -> bool {
-        let Some(page) = self.pages.take(self.page_len) else { return false };
+        let receives = self.free_slots.len() * self.page_footprint;
+        let Some(page) = self.pages.take_leaving(self.page_len, receives) else { return false };
         let state = &mut self.slots[slot as usize];
         state.home = home;
         state.page = Some(page);

@@ -450,6 +450,9 @@ impl<P: Provider> Reactor<P> {
 
     /// How long nothing can become due by time alone.
     pub(crate) fn next_timeout(&self, now: Duration) -> Option<Duration> {
+        if self.buffers_returned {
+            return Some(Duration::ZERO);
+        }
         let devices = self.devices.iter().flatten().filter_map(|device| device.endpoint.next_timeout());
         let teardown = (self.closing > 0 || self.draining_since.is_some()).then(|| now + Duration::from_millis(10));
         let waits = self.fenced_queues > 0 || !self.retiring.is_empty();

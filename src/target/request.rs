@@ -179,6 +179,8 @@ pub(crate) struct Extra {
     pub(crate) partner: Option<RequestId>,
     /// The other half did not go through.
     pub(crate) failed: bool,
+    /// Half of a pair: it had its turn under the limits, and waits for buffers together with the other half.
+    pub(crate) arrived: bool,
     /// A range lock that it asked for.
     pub(crate) lock: Option<LockId>,
     pub(crate) copy: Option<CopyProgress>,
@@ -384,10 +386,17 @@ impl Requests {
         &mut self.lists[id as usize]
     }
 
-    /// Whether it is half of a pair whose other half has buffers.
-    pub(crate) fn follows(&self, id: RequestId) -> bool {
-        let partner = self[id].extra.as_ref().and_then(|extra| extra.partner);
-        partner.is_some_and(|partner| self[partner].buffer.is_some())
+    /// The other half of a fused pair.
+    pub(crate) fn partner(&self, id: RequestId) -> Option<RequestId> {
+        self[id].extra.as_ref()?.partner
+    }
+
+    /// Two different requests.
+    ///
+    /// # Panics
+    /// If they are one.
+    pub(crate) fn two(&mut self, one: RequestId, other: RequestId) -> [&mut Request; 2] {
+        self.slots.get_disjoint_mut([one as usize, other as usize]).expect("two requests")
     }
 
     /// A request, and its place in the table of descriptor lists.

@@ -13,7 +13,7 @@ use slab::Slab;
 
 use super::limits::Limiter;
 use super::memory::Memory;
-use super::request::{Request, RequestId};
+use super::request::{Request, RequestId, Requests};
 use crate::mem::Pool;
 
 /// What a host may hold, as a multiple of what it leaves.
@@ -124,70 +124,79 @@ impl Shares {
 
     /// Takes all the buffers that a request of this share needs, or puts it into its line.
     #[inline(always)]
-    pub(crate) fn take(
-        &mut self,
-        of: Of,
-        id: RequestId,
-        request: &mut Request,
-        follows: bool,
-        memory: &mut Memory,
-    ) -> bool {
-        let at = request.share;
-        if !self.short[of as usize] && self.shares[at as usize].claims[of as usize].line.is_empty() {
-            match self.try_take(of, request, follows, memory) {
+    pub(crate) fn take(&mut self, of: Of, id: RequestId, request: &mut Request, memory: &mut Memory) -> bool {
+        if self.is_next(of, request.share) {
+            match self.try_take(of, [request], memory) {
                 Taken::Yes => return true,
                 Taken::Enough => {}
                 Taken::Short => self.short[of as usize] = true,
             }
         }
-        self.wait(of, id, at, follows);
+        self.wait(of, id, request.share);
+        false
+    }
+
+    /// As `take`, for both halves of a fused pair; `first` stands in the line for both. One of them alone would keep what it has
+    /// while the other waits.
+    pub(crate) fn take_pair(
+        &mut self,
+        of: Of,
+        [first, second]: [RequestId; 2],
+        requests: &mut Requests,
+        memory: &mut Memory,
+    ) -> bool {
+        let share = requests[first].share;
+        if self.is_next(of, share) {
+            match self.try_take(of, requests.two(first, second), memory) {
+                Taken::Yes => return true,
+                Taken::Enough => {}
+                Taken::Short => self.short[of as usize] = true,
+            }
+        }
+        self.wait(of, first, share);
         false
     }
 
     #[inline(always)]
-    fn try_take(&mut self, of: Of, request: &mut Request, follows: bool, memory: &mut Memory) -> Taken {
-        let claim = &mut self.shares[request.share as usize].claims[of as usize];
-        let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
-        let wants_data = len > 0 && request.buffer.is_none();
-        let need =
-            if wants_data { Pool::footprint(len) } else { 0 } + if scratch > 0 { Pool::footprint(scratch) } else { 0 };
+    fn is_next(&self, of: Of, at: ShareId) -> bool {
+        !self.short[of as usize] && self.shares[at as usize].claims[of as usize].line.is_empty()
+    }
+
+    /// All that these requests of one share need, or nothing.
+    #[inline(always)]
+    fn try_take<const N: usize>(&mut self, of: Of, requests: [&mut Request; N], memory: &mut Memory) -> Taken {
+        let claim = &mut self.shares[requests[0].share as usize].claims[of as usize];
         let pool = match of {
             Of::Data => &mut memory.pool,
             Of::Admin => &mut memory.admin_pool,
         };
-        // The other half of a pair holds buffers already: to let this one wait for them would be to wait for ever.
-        if claim.held > 0 && !follows {
+        let need = requests.iter().map(|request| need(request)).sum::<usize>();
+        if claim.held > 0 {
             let left = pool.stats().free.saturating_sub(need);
             if left < Pool::MAX_BUFFER || claim.held + need > SPREAD * left {
                 return Taken::Enough;
             }
         }
-        if scratch > 0 {
-            request.second = pool.take(scratch);
-            if request.second.is_none() {
-                return Taken::Short;
+        let had = requests.each_ref().map(|request| request.buffer.is_some());
+        for at in 0..N {
+            if fill(requests[at], pool) {
+                continue;
             }
-        }
-        if wants_data {
-            request.buffer = pool.take(len);
-            if request.buffer.is_none() {
-                if let Some(second) = request.second.take() {
-                    pool.give(second);
-                }
-                return Taken::Short;
+            for (request, had) in requests.into_iter().zip(had).take(at) {
+                request.second.take().into_iter().for_each(|buffer| pool.give(buffer));
+                request.buffer.take_if(|_| !had).into_iter().for_each(|buffer| pool.give(buffer));
             }
+            return Taken::Short;
         }
         claim.held += need;
         Taken::Yes
     }
 
     #[cold]
-    fn wait(&mut self, of: Of, id: RequestId, at: ShareId, follows: bool) {
+    fn wait(&mut self, of: Of, id: RequestId, at: ShareId) {
         let line = &mut self.shares[at as usize].claims[of as usize].line;
-        let round = &mut self.round[of as usize];
         if line.is_empty() {
-            // What others would take before it is what it waits for, when they wait for what its other half holds.
-            if follows { round.push_front(at) } else { round.push_back(at) }
+            self.round[of as usize].push_back(at);
         }
         line.push_back(id);
         if !self.waited.contains(&at) {
@@ -195,27 +204,24 @@ impl Shares {
         }
     }
 
-    /// The next request that waited and has its buffers now.
-    pub(crate) fn serve(
-        &mut self,
-        of: Of,
-        requests: &mut super::request::Requests,
-        memory: &mut Memory,
-    ) -> Option<RequestId> {
+    /// The next request that waited and has its buffers now; its partner, if it has one, has them too.
+    pub(crate) fn serve(&mut self, of: Of, requests: &mut Requests, memory: &mut Memory) -> Option<RequestId> {
         self.short[of as usize] = false;
         for _ in 0..self.round[of as usize].len() {
             let at = *self.round[of as usize].front()?;
             let id = *self.shares[at as usize].claims[of as usize].line.front()?;
-            let follows = requests.follows(id);
-            match self.try_take(of, &mut requests[id], follows, memory) {
+            let taken = match requests.partner(id) {
+                Some(partner) => self.try_take(of, requests.two(id, partner), memory),
+                None => self.try_take(of, [&mut requests[id]], memory),
+            };
+            match taken {
                 Taken::Yes => {
-                    self.shares[at as usize].claims[of as usize].line.pop_front();
-                    let next = self.shares[at as usize].claims[of as usize].line.front().copied();
-                    match next {
-                        None => drop(self.round[of as usize].pop_front()),
-                        // The second half of a pair comes right behind the first.
-                        Some(next) if requests.follows(next) => {}
-                        Some(_) => self.round[of as usize].rotate_left(1),
+                    let line = &mut self.shares[at as usize].claims[of as usize].line;
+                    line.pop_front();
+                    if line.is_empty() {
+                        self.round[of as usize].pop_front();
+                    } else {
+                        self.round[of as usize].rotate_left(1);
                     }
                     return Some(id);
                 }
@@ -282,5 +288,157 @@ impl Shares {
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.shares.iter().flat_map(|(_, share)| &share.claims).map(|claim| claim.held).sum()
+    }
+}
+
+/// Bytes of the pool that a request wants.
+#[inline(always)]
+fn need(request: &Request) -> usize {
+    let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
+    let data = if len > 0 && request.buffer.is_none() { Pool::footprint(len) } else { 0 };
+    data + if scratch > 0 { Pool::footprint(scratch) } else { 0 }
+}
+
+/// Takes what a request wants, or nothing.
+#[inline(always)]
+fn fill(request: &mut Request, pool: &mut Pool) -> bool {
+    let (len, scratch) = (request.data_len as usize, request.scratch_len as usize);
+    if scratch > 0 {
+        request.second = pool.take(scratch);
+        if request.second.is_none() {
+            return false;
+        }
+    }
+    if len > 0 && request.buffer.is_none() {
+        request.buffer = pool.take(len);
+        if request.buffer.is_none() {
+            request.second.take().into_iter().for_each(|buffer| pool.give(buffer));
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Options;
+
+    const MIB: usize = 1 << 20;
+
+    struct World {
+        shares: Shares,
+        requests: Requests,
+        memory: Memory,
+    }
+
+    impl World {
+        /// Data buffers of 8 MiB.
+        fn new() -> Self {
+            let options = Options { pool_size: 8 * MIB, receive_slots: 128, ..Options::default() };
+            let memory = Memory::new(&options).expect("memory");
+            assert_eq!(memory.pool.stats().total, 8 * MIB);
+            Self { shares: Shares::new(), requests: Requests::new(64), memory }
+        }
+
+        fn request(&mut self, share: ShareId, len: usize) -> RequestId {
+            let id = self.requests.take(0, 0).expect("a request");
+            self.requests[id].share = share;
+            self.requests[id].data_len = len as u32;
+            id
+        }
+
+        fn take(&mut self, share: ShareId, len: usize) -> (RequestId, bool) {
+            let id = self.request(share, len);
+            let got = self.shares.take(Of::Data, id, &mut self.requests[id], &mut self.memory);
+            (id, got)
+        }
+
+        fn give(&mut self, id: RequestId) -> Vec<RequestId> {
+            self.shares.give(&mut self.requests[id], &mut self.memory);
+            std::iter::from_fn(|| self.shares.serve(Of::Data, &mut self.requests, &mut self.memory)).collect()
+        }
+    }
+
+    #[test]
+    fn one_host_leaves_some_and_a_newcomer_gets_it() {
+        let mut world = World::new();
+        let hosts: Vec<Arc<Limiter>> = (0..2).map(|_| Arc::default()).collect();
+        let (greedy, other) = (world.shares.join(&hosts[0]), world.shares.join(&hosts[1]));
+        assert_eq!(world.shares.join(&hosts[0]), greedy);
+        let taken: Vec<(RequestId, bool)> = (0..10).map(|_| world.take(greedy, MIB)).collect();
+        assert_eq!(taken.iter().filter(|(_, got)| *got).count(), 6, "four fifths of 8 MiB");
+        let (mine, got) = world.take(other, MIB);
+        assert!(got, "its line does not hold up others");
+        assert!(world.give(mine).is_empty(), "the greedy one has its share still");
+        // One of its own back: its oldest goes on.
+        assert_eq!(world.give(taken[0].0), [taken[6].0]);
+        assert!(
+            world.shares.anybody_waited() && world.shares.others_waited(other) && !world.shares.others_waited(greedy)
+        );
+    }
+
+    #[test]
+    fn a_large_wish_is_not_overtaken_by_small_ones() {
+        let mut world = World::new();
+        let hosts: Vec<Arc<Limiter>> = (0..9).map(|_| Arc::default()).collect();
+        let shares: Vec<ShareId> = hosts.iter().map(|host| world.shares.join(host)).collect();
+        // A host that holds nothing may always have its first one.
+        let held: Vec<RequestId> = shares[..7].iter().map(|share| world.take(*share, MIB).0).collect();
+        let (small, got) = world.take(shares[7], 4096);
+        assert!(got);
+        let (large, got) = world.take(shares[8], MIB);
+        assert!(!got, "no MiB is left in one piece");
+        let (late, got) = world.take(STRANGERS, 4096);
+        assert!(!got, "who comes later stands behind");
+        assert!(world.give(small).contains(&large), "all that was split is whole again");
+        assert_eq!(world.give(held[0]), [late]);
+    }
+
+    #[test]
+    fn a_pair_gets_all_or_nothing() {
+        let mut world = World::new();
+        let hosts: Vec<Arc<Limiter>> = (0..2).map(|_| Arc::default()).collect();
+        let (one, other) = (world.shares.join(&hosts[0]), world.shares.join(&hosts[1]));
+        let (mine, _) = world.take(one, 6 * MIB / 6);
+        let theirs: Vec<RequestId> = (0..5).map(|_| world.take(other, MIB).0).collect();
+        let (compare, write) = (world.request(one, MIB), world.request(one, MIB));
+        world.requests[compare].scratch_len = MIB as u32;
+        for (half, partner) in [(compare, write), (write, compare)] {
+            world.requests[half].extra_mut().partner = Some(partner);
+        }
+        let World { shares, requests, memory } = &mut world;
+        assert!(!shares.take_pair(Of::Data, [write, compare], requests, memory));
+        let held = |world: &World| world.memory.pool.stats().total - world.memory.pool.stats().free;
+        assert_eq!(held(&world), 6 * MIB, "nothing is held by one half alone");
+        assert!(world.give(theirs[0]).is_empty());
+        assert_eq!(world.give(theirs[1]), [write], "1 MiB held, 3 wanted, 1 left");
+        assert_eq!(held(&world), 7 * MIB);
+        assert!(world.requests[compare].buffer.is_some() && world.requests[compare].second.is_some());
+        for id in [mine, theirs[2], theirs[3], theirs[4], compare, write] {
+            world.give(id);
+        }
+        assert_eq!((held(&world), world.shares.held()), (0, 0));
+    }
+
+    #[test]
+    fn who_leaves_the_line_holds_up_nobody() {
+        let mut world = World::new();
+        let host: Arc<Limiter> = Arc::default();
+        let share = world.shares.join(&host);
+        let held: Vec<RequestId> = (0..6).map(|_| world.take(share, MIB).0).collect();
+        let (waiting, got) = world.take(share, MIB);
+        assert!(!got);
+        world.shares.leave_line(waiting, share);
+        let (small, got) = world.take(share, 4096);
+        assert!(got, "the line is empty again");
+        let (next, got) = world.take(share, MIB);
+        assert!(!got);
+        assert_eq!(world.give(held[0]), [next]);
+        for id in held[1..].iter().chain([&small, &next]) {
+            world.give(*id);
+        }
+        world.shares.leave(share);
+        assert_eq!(world.shares.shares.len(), 1, "only that of the strangers is left");
     }
 }

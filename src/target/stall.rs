@@ -67,8 +67,11 @@ impl<P: Provider> Reactor<P> {
     fn has_data_on_their_way(&self, at: u32) -> bool {
         self.requests.of_queue(at).any(|id| {
             let request = &self.requests[id];
-            matches!(request.state, State::ReadingFromHost | State::Responding | State::WaitCredits)
-                && (request.buffer.is_some() || request.second.is_some())
+            // What waits for send queue entries may wait for a disk: commands in a backend hold some.
+            matches!(request.state, State::ReadingFromHost | State::Responding)
+        }) && self.requests.of_queue(at).any(|id| {
+            let request = &self.requests[id];
+            request.buffer.is_some() || request.second.is_some()
         })
     }
 }

@@ -47,6 +47,7 @@ macro_rules! every_scenario {
                 io_connect_to_a_controller_that_is_gone_names_its_id,
                 only_connect_may_come_first_and_only_once,
                 odd_host_names_may_connect,
+                of_two_connect_commands_at_once_one_counts,
                 connect_data_in_the_capsule_work,
                 two_hundred_connections_at_once_and_nothing_is_left,
             }

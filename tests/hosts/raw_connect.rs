@@ -205,6 +205,31 @@ pub(crate) fn only_connect_may_come_first_and_only_once<R: Rig>() {
     assert!(response.status().is_success(), "{}", response.status());
 }
 
+/// Both find no association when they arrive, and their data are fetched.
+pub(crate) fn of_two_connect_commands_at_once_one_counts<R: Rig>() {
+    let setup = Setup::<R>::start();
+    for round in 0..4u16 {
+        let mut raw = setup.raw();
+        let admin = raw.good_queue(0, 32);
+        let data = raw.connect_data(0xffff);
+        let mut buffer = raw.host.take(data.len()).expect("memory");
+        buffer.as_mut_slice().copy_from_slice(&data);
+        let sgl = raw.keyed(&buffer, data.len());
+        for cid in [1, 2] {
+            raw.host.post(admin, &wire::connect(0, 31, 0).cid(cid).sgl(sgl).0).expect("posted");
+        }
+        let answers = [(); 2].map(|()| raw.host.response(admin, LIMIT).expect("an answer"));
+        let good = answers.iter().filter(|answer| answer.status().is_success()).count();
+        assert_eq!(good, 1, "round {round}");
+        let refused = answers.iter().find(|answer| !answer.status().is_success()).expect("one");
+        assert_status(refused, Status::COMMAND_SEQUENCE_ERROR.dnr(), "the second Connect");
+        raw.host.give(buffer);
+        drop(raw);
+        let target = setup.target.as_ref().expect("running");
+        crate::rig::until("controllers gone", || target.counters().controllers == 0);
+    }
+}
+
 pub(crate) fn odd_host_names_may_connect<R: Rig>() {
     let setup = Setup::<R>::start();
     let names = [

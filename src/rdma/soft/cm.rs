@@ -454,6 +454,9 @@ impl Cm for SoftCm {
 
 impl Drop for SoftCm {
     fn drop(&mut self) {
+        // Before the inbox goes: a request for a listener without one would be rejected under its address's lock.
+        let listeners: Vec<ListenerId> = self.listeners.keys().copied().collect();
+        listeners.into_iter().for_each(|listener| self.unlisten(listener));
         self.inner.inboxes.close(&self.inbox);
     }
 }
