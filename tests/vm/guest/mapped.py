@@ -32,7 +32,7 @@ class Mapped:
 
     def stall(self) -> None:
         """Commands are held until `resume`."""
-        sh("dmsetup", "suspend", "--nolockfs", "--noflush", self.name)
+        stall(self.name)
 
     def resume(self) -> None:
         sh("dmsetup", "resume", self.name)
@@ -40,3 +40,28 @@ class Mapped:
     def remove(self) -> None:
         run("dmsetup", "resume", self.name, check=False)
         sh("dmsetup", "remove", "--retry", self.name)
+
+
+def stall(name: str) -> None:
+    sh("dmsetup", "suspend", "--nolockfs", "--noflush", name)
+
+
+class Stallable:
+    """A disk in memory that can be stalled, for a guest that has no lab of its own."""
+
+    def __init__(self, size: int):
+        modprobe("dm_mod")
+        sh("modprobe", "brd", "rd_nr=1", f"rd_size={size // 2**10}")
+        sh("dmsetup", "create", "farstall", "--table", f"0 {size // SECTOR} linear /dev/ram0 0")
+        self.device = Path("/dev/mapper/farstall")
+        eventually(f"{self.device} is there", self.device.exists)
+
+    def stall(self) -> None:
+        stall("farstall")
+
+    def resume(self) -> None:
+        sh("dmsetup", "resume", "farstall")
+
+    def written(self) -> int:
+        """Bytes that it was given."""
+        return int(Path(f"/sys/block/{self.device.resolve().name}/stat").read_text().split()[6]) * SECTOR

@@ -11,6 +11,7 @@ from pathlib import Path
 from guest import network, nvmecli
 from guest.fio import Running, fio
 from guest.lab import Lab, find_disk
+from guest.mapped import Stallable
 from guest.shell import eventually, modprobe, run, sh, sha256
 from guest.target import NQN, Namespace, Subsystem
 
@@ -18,6 +19,7 @@ from guest.target import NQN, Namespace, Subsystem
 _jobs: dict[str, Running] = {}
 _writers: dict[str, subprocess.Popen] = {}
 _targets: list = []
+_disk: Stallable | None = None
 _address = ""
 
 
@@ -79,8 +81,29 @@ def serve(subsystems: list, name="disk", port=4420, arguments=(), **options) -> 
     target.start()
 
 
-def backing_sha256(subsystem=0, namespace=0) -> str:
-    return sha256(_targets[-1].subsystems[subsystem].namespaces[namespace].path)
+def backing_sha256(subsystem=0, namespace=0, length=None) -> str:
+    one = _targets[-1].subsystems[subsystem].namespaces[namespace]
+    return sha256(one.path, length=length, direct=one.kind == "device")
+
+
+def stallable_disk(size: int) -> str:
+    """A device for the target that can be stalled."""
+    global _disk
+    _disk = Stallable(size)
+    return str(_disk.device)
+
+
+def disk_stall() -> None:
+    _disk.stall()
+
+
+def disk_resume() -> None:
+    _disk.resume()
+
+
+def disk_written() -> int:
+    """Bytes that the target gave to it."""
+    return _disk.written()
 
 
 def target_terminate() -> float:
@@ -124,10 +147,15 @@ def connect(address: str, subsystem=1, io_queues=1, name="disk", port=4420, **op
     return [controller.name, controller.disk()]
 
 
-def connect_timed(address: str, **options) -> list:
-    """[controller, disk, seconds until it could be opened]"""
+def connect_timed(address: str, subsystem=1, name="disk", port=4420, **options) -> list:
+    """[controller, seconds until it was live]; its disk may come later."""
     begun = time.monotonic()
-    return [*connect(address, **options), time.monotonic() - begun]
+    controller = nvmecli.connect(f"{NQN}{name}{subsystem}", address, port, io_queues=1, **options)
+    return [controller.name, time.monotonic() - begun]
+
+
+def disk_of(controller: str) -> str:
+    return nvmecli.Controller(controller).disk()
 
 
 def disconnect_all() -> None:
