@@ -186,6 +186,7 @@ macro_rules! every_scenario {
                 connections_without_a_connect_command_are_closed,
                 vanished_host_is_forgotten_after_its_keep_alive,
                 io_alone_keeps_the_association_alive,
+                keep_alives_are_answered_beside_full_queues,
                 reset_under_io_lets_no_old_write_land,
                 ended_queues_with_commands_in_the_disk_come_back_to_zero,
             }

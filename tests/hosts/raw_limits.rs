@@ -201,6 +201,35 @@ pub(crate) fn io_alone_keeps_the_association_alive<R: Rig>() {
     assert!(silent.elapsed() >= Duration::from_millis(900), "after {:?}", silent.elapsed());
 }
 
+/// What full queues ask for does not stand before the admin queue's commands.
+pub(crate) fn keep_alives_are_answered_beside_full_queues<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let mut raw = setup.raw();
+    raw.kato_ms = 5000;
+    let (admin, _) = raw.bring_up();
+    let queues = [raw.io_up(2, 48), raw.io_up(3, 48)];
+    let buffer = raw.host.take(64 << 10).expect("memory");
+    let sgl = raw.keyed(&buffer, 64 << 10);
+    for round in 0..5 {
+        for cid in 0..47u16 {
+            for (at, io) in queues.into_iter().enumerate() {
+                let sqe = wire::block_command(1 + at as u8, 3, u64::from(cid) * 128, 128).cid(cid).sgl(sgl);
+                raw.host.post(io, &sqe.0).expect("posted");
+            }
+        }
+        raw.host.turn();
+        let asked = Instant::now();
+        assert!(raw.call(admin, Sqe::new(0x18)).status().is_success(), "Keep Alive, round {round}");
+        assert!(asked.elapsed() < Duration::from_secs(2), "round {round}: after {:?}", asked.elapsed());
+        for io in queues {
+            for _ in 0..47 {
+                assert!(raw.host.response(io, LIMIT).expect("an answer").status().is_success());
+            }
+        }
+    }
+    raw.host.give(buffer);
+}
+
 /// CC.EN goes to 0 while the disk has commands: CSTS.RDY goes to 0 when they have ended, and no write of the old life lands in
 /// the next one.
 pub(crate) fn reset_under_io_lets_no_old_write_land<R: Rig>() {
