@@ -8,7 +8,7 @@ use super::engine::Shared;
 use super::keys::Memory;
 use super::packet::{Ext, Nak, Packet, Syndrome};
 use super::recv::{ScatterError, scatter};
-use super::requester::{Chunk, Requester, packet_payload};
+use super::requester::{Chunk, Requester, Silence, packet_payload};
 use super::verbs::{Completion, Connection, Status, rnr_time};
 use super::window::Expiry;
 use super::{Opcode, Psn, Qpn};
@@ -69,11 +69,13 @@ impl Requester {
                 Outcome::Continue
             }
             Syndrome::Nak(Nak::PsnSequence) => {
+                self.hear();
                 self.advance(now, psn, shared);
                 self.go_back(now, shared);
                 Outcome::Continue
             }
             Syndrome::RnrNak(code) => {
+                self.hear();
                 self.advance(now, psn, shared);
                 self.wait_for_receive(now, psn, code, conn, shared)
             }
@@ -106,6 +108,8 @@ impl Requester {
         if conn.rnr_retry_count != 7 {
             self.rnr_left -= 1;
         }
+        // What comes behind the message that was refused was dropped, and is asked for again after it.
+        self.give_credit(psn, shared);
         self.rnr_until = Some(now + rnr_time(code));
         self.timer.stop();
         self.seek(psn);
@@ -164,6 +168,7 @@ impl Requester {
             self.chunks.pop_front();
         }
         // A late response is progress too, though it acknowledges nothing new.
+        self.hear();
         self.timer.progress(now, true);
         self.advance(now, psn.plus(1), shared);
         Outcome::Continue
@@ -184,6 +189,7 @@ impl Requester {
         if !self.una.precedes(una) {
             return;
         }
+        self.hear();
         self.window.acked(una.since(self.una));
         self.una = una;
         self.timer.answered(una, now);
@@ -191,6 +197,26 @@ impl Requester {
             self.seek(una);
         }
         self.timer.progress(now, self.is_waiting());
+    }
+
+    /// The peer gave a sign of life.
+    const fn hear(&mut self) {
+        (self.silence, self.lent_until) = (Silence::None, None);
+    }
+
+    /// Gives back what chunks from `from` on hold of the receive buffer. They take it anew before they are asked for again.
+    fn give_credit(&mut self, from: Psn, shared: &mut Shared) {
+        for chunk in self.chunks.iter_mut().filter(|chunk| !chunk.first.precedes(from)) {
+            shared.credit.give(core::mem::take(&mut chunk.bytes));
+        }
+    }
+
+    /// As [`Requester::give_credit`], of all chunks.
+    fn give_all_credit(&mut self, shared: &mut Shared) {
+        self.lent_until = None;
+        if let Some(first) = self.chunks.front().map(|chunk| chunk.first) {
+            self.give_credit(first, shared);
+        }
     }
 
     /// Sends again what the peer did not get, unless that has just been done.
@@ -241,6 +267,9 @@ impl Requester {
 
     /// The timers of the send side. `due` says whether there is something to send.
     pub(super) fn handle_timeout(&mut self, now: Duration, shared: &mut Shared) -> Outcome {
+        if self.lent_until.is_some_and(|at| at <= now) {
+            self.give_all_credit(shared);
+        }
         if self.rnr_until.is_some_and(|at| at <= now) {
             self.rnr_until = None;
             return Outcome::Continue;
@@ -268,6 +297,8 @@ impl Requester {
             Some(Expiry::Retry) => {
                 shared.counters.timeouts += 1;
                 self.window.silent();
+                self.silence = Silence::MayAsk;
+                self.give_all_credit(shared);
                 for chunk in &mut self.chunks {
                     chunk.reread = !chunk.is_complete() && chunk.first.precedes(self.una);
                 }
@@ -284,7 +315,7 @@ impl Requester {
             shared.credit.give(chunk.bytes);
         }
         self.timer.stop();
-        self.rnr_until = None;
+        (self.rnr_until, self.lent_until) = (None, None);
         let mut index = 0;
         while let Some(wqe) = self.pop() {
             let status = match failed {

@@ -88,8 +88,9 @@ pub struct Engine {
     free: VecDeque<usize>,
     /// Queue pairs that may have something to send.
     ready: VecDeque<usize>,
-    /// Queue pairs that wait for receive credit.
+    /// Queue pairs that wait for receive credit, and those whose turn it is to take some: they go before all others.
     starved: VecDeque<usize>,
+    turn: VecDeque<usize>,
     timers: BinaryHeap<Reverse<(Duration, usize)>>,
     events: VecDeque<QpEvent>,
     #[cfg(test)]
@@ -115,6 +116,7 @@ impl Engine {
             free: VecDeque::new(),
             ready: VecDeque::new(),
             starved: VecDeque::new(),
+            turn: VecDeque::new(),
             timers: BinaryHeap::new(),
             events: VecDeque::new(),
             #[cfg(test)]
@@ -363,14 +365,18 @@ impl Engine {
 
     /// Adds packets to `batch` until it is full or there are no more. True when there is more to send.
     pub fn poll_transmit<M: Memory>(&mut self, now: Duration, batch: &mut TxBatch, memory: &M) -> bool {
-        while let Some(index) = self.ready.pop_front() {
+        while let Some(index) = self.turn.pop_front().or_else(|| self.ready.pop_front()) {
+            let credit = &mut self.shared.credit;
+            credit.contended = !self.starved.is_empty();
+            credit.shared_out = credit.contended || !self.turn.is_empty();
             let Some(qp) = self.slots.get_mut(index).and_then(|slot| slot.qp.as_mut()) else {
                 continue;
             };
             qp.queued = false;
             let before = qp.state;
             let polled = qp.poll(now, &mut self.shared, memory, batch);
-            if qp.state != before {
+            let failed = qp.state != before;
+            if failed {
                 self.events.push_back(QpEvent::Failed(qp.qpn));
             }
             match polled {
@@ -389,6 +395,9 @@ impl Engine {
                 Polled::NoCredit => {}
             }
             self.note_deadline(index);
+            if failed {
+                self.feed_starved();
+            }
         }
         false
     }
@@ -460,7 +469,7 @@ impl Engine {
         }
     }
 
-    /// Lets queue pairs try again that waited for receive credit, oldest first.
+    /// Lets queue pairs try again that waited for receive credit, oldest first and before all others.
     fn feed_starved(&mut self) {
         if self.starved.is_empty() || !self.shared.has_credit() {
             return;
@@ -469,7 +478,7 @@ impl Engine {
             if let Some(qp) = self.slots.get_mut(index).and_then(|slot| slot.qp.as_mut()) {
                 qp.starved = false;
             }
-            self.make_ready(index);
+            self.turn.push_back(index);
         }
     }
 

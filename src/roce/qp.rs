@@ -202,7 +202,8 @@ impl QueuePair {
             return None;
         }
         let pace = self.requester.rate.deadline();
-        [self.requester.timer.deadline(), self.requester.rnr_until, pace].into_iter().flatten().min()
+        let Requester { timer, rnr_until, lent_until, .. } = &self.requester;
+        [timer.deadline(), *rnr_until, *lent_until, pace].into_iter().flatten().min()
     }
 
     /// To the error state, by itself.

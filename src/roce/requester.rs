@@ -7,6 +7,10 @@
 //! An RDMA READ is asked for in *chunks*: each is an RDMA READ request of its own on the wire, takes one of the outstanding
 //! reads that were negotiated, and is counted against the bytes that the driver's receive buffer holds. Its responses
 //! are placed in whatever order they come, and only what is missing is asked for again.
+//!
+//! The receive buffer is everybody's, so a peer that vanished must not keep its share of it. When a peer was silent for so
+//! long that everything is sent again, its queue pair gives back what its chunks hold, and until the peer gives a sign of
+//! life it takes credit for one chunk at a time, for as long as an answer takes.
 use core::time::Duration;
 use std::collections::VecDeque;
 
@@ -59,6 +63,21 @@ pub(super) struct Requester {
     pub(super) recovered: Psn,
     /// The last packet that was sent is to be sent again.
     pub(super) probe: bool,
+    pub(super) silence: Silence,
+    /// Until when a silent peer's chunk holds credit.
+    pub(super) lent_until: Option<Duration>,
+}
+
+/// Whether everything has to be sent again since the peer was silent, and how far its RDMA READs are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug, Default)]
+pub(super) enum Silence {
+    /// The peer is heard.
+    #[default]
+    None,
+    /// One chunk may be asked for.
+    MayAsk,
+    /// It was: nothing more before the peer is heard, or is late again.
+    Asked,
 }
 
 /// A posted send work request.
@@ -87,7 +106,7 @@ pub(super) struct Chunk {
     pub(super) packets: u32,
     /// The running number of its work request.
     pub(super) wqe: u64,
-    /// What it holds of the driver's receive buffer; nothing when it is complete.
+    /// What it holds of the driver's receive buffer; nothing when it is complete, or the peer silent.
     pub(super) bytes: u32,
     /// A bit for each response that is here.
     received: [u64; MAX_CHUNK_PACKETS as usize / 64],
@@ -145,6 +164,8 @@ impl Requester {
             went_back: None,
             recovered: Psn::default(),
             probe: false,
+            silence: Silence::None,
+            lent_until: None,
         }
     }
 
@@ -215,10 +236,14 @@ impl Requester {
                 return Sent::Idle;
             }
             let before = batch.len();
+            let again = self.chunks.iter().position(|chunk| chunk.reread).filter(|_| self.silence != Silence::Asked);
+            let missing = again.map_or(0, |at| self.missing_credit(at, peer.conn.mtu.bytes()));
+            // What waits for credit lets pass what needs none.
+            let starved = !shared.credit.fits(missing);
             let step = if core::mem::take(&mut self.probe) {
                 self.send_probe(now, peer, shared, memory, batch)
-            } else if let Some(at) = self.chunks.iter().position(|chunk| chunk.reread) {
-                self.send_reread(now, at, peer, shared, batch)
+            } else if let Some(at) = again.filter(|_| !starved) {
+                self.send_reread(now, (at, missing), peer, shared, batch)
             } else {
                 match self.wqes.get(self.next).map(|wqe| wqe.op) {
                     None => Some(Sent::Idle),
@@ -227,8 +252,10 @@ impl Requester {
                 }
             };
             self.rate.sent(now, batch.len() - before);
-            if let Some(end) = step {
-                return end;
+            match step {
+                None => {}
+                Some(Sent::Idle) if starved => return Sent::NoCredit,
+                Some(end) => return end,
             }
         }
         Sent::More
@@ -355,24 +382,29 @@ impl Requester {
         // A chunk of which something came was executed; what is missing of it is asked for by `send_reread`.
         if !psn.precedes(self.una) {
             let bytes = chunk_bytes(wqe, start, packets, mtu);
-            let known = self.chunks.iter().any(|chunk| chunk.first == psn);
-            if !known {
-                if self.chunks.len() >= usize::from(peer.conn.initiator_depth) {
-                    return Some(Sent::Idle);
-                }
-                if !shared.credit.fits(bytes) {
-                    return Some(Sent::NoCredit);
-                }
+            let known = self.chunks.iter().position(|chunk| chunk.first == psn);
+            let silent = if known.is_some() { Silence::Asked } else { Silence::MayAsk };
+            if self.silence >= silent || known.is_none() && self.chunks.len() >= usize::from(peer.conn.initiator_depth)
+            {
+                return Some(Sent::Idle);
+            }
+            let missing = known.map_or(bytes, |at| self.missing_credit(at, mtu));
+            if !shared.credit.fits(missing) {
+                return Some(Sent::NoCredit);
             }
             let header = read_request(peer, wqe, from, start, bytes, mtu);
             if batch.push(peer.path, &header, 0, |_| Ok::<(), ()>(())).is_err() {
                 return Some(Sent::Full);
             }
-            if !known {
-                shared.credit.take(bytes);
-                let wqe = self.wqe_head + self.next as u64;
-                self.chunks.push_back(Chunk::new(psn, packets, wqe, bytes, now));
+            shared.credit.take(missing);
+            match known.and_then(|at| self.chunks.get_mut(at)) {
+                Some(chunk) => chunk.bytes += missing,
+                None => {
+                    let wqe = self.wqe_head + self.next as u64;
+                    self.chunks.push_back(Chunk::new(psn, packets, wqe, bytes, now));
+                }
             }
+            self.note_asked(now);
             self.note_sent(now, psn, packets, shared);
             self.timer.sample(psn, now);
             self.since_ack_req = 0;
@@ -380,14 +412,30 @@ impl Requester {
         }
         let ends = self.wqes.get(self.next).is_some_and(|wqe| start + packets >= wqe.packets);
         (self.next, self.next_packet) = if ends { (self.next + 1, 0) } else { (self.next, start + packets) };
-        None
+        shared.credit.is_scarce().then_some(Sent::More)
     }
 
-    /// Asks again for the first missing part of a chunk.
+    /// What a chunk has to take of the driver's receive buffer before it is asked for again.
+    fn missing_credit(&self, at: usize, mtu: u32) -> u32 {
+        let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.bytes == 0) else {
+            return 0;
+        };
+        (chunk.packets - chunk.count).saturating_mul(mtu)
+    }
+
+    /// A chunk was asked for. If the peer is silent, its credit is not for long.
+    fn note_asked(&mut self, now: Duration) {
+        if self.silence == Silence::MayAsk {
+            self.silence = Silence::Asked;
+            self.lent_until = Some(now + self.timer.answer_wait());
+        }
+    }
+
+    /// Asks again for the first missing part of a chunk, which takes `missing` of the receive buffer.
     fn send_reread(
         &mut self,
         now: Duration,
-        at: usize,
+        (at, missing): (usize, u32),
         peer: &Peer<'_>,
         shared: &mut Shared,
         batch: &mut TxBatch,
@@ -406,11 +454,14 @@ impl Requester {
             return Some(Sent::Full);
         }
         shared.counters.retransmitted += 1;
+        shared.credit.take(missing);
         let chunk = self.chunks.get_mut(at)?;
+        chunk.bytes += missing;
         chunk.reread = false;
         chunk.gaps = 0;
         chunk.asked_at = now;
         self.timer.arm(now);
+        self.note_asked(now);
         None
     }
 

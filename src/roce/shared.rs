@@ -71,17 +71,32 @@ pub(super) struct Shared {
     held_back: Vec<(Span, Vec<u8>)>,
 }
 
-/// Bytes of RDMA READ responses that may be under way: as many as the receive buffer holds.
+/// Bytes of RDMA READ responses that may be under way: as many as the receive buffer holds, and as many again for what is
+/// sent again or comes when it was taken for lost.
 #[derive(Debug)]
 pub(super) struct Credit {
     limit: u64,
     used: u64,
+    /// Queue pairs wait for their turn: nobody else takes credit before them.
+    pub(super) contended: bool,
+    /// Other queue pairs have their turn next.
+    pub(super) shared_out: bool,
 }
 
 impl Credit {
+    /// Whether a queue pair may take so much now.
     pub(super) fn fits(&self, bytes: u32) -> bool {
-        // A single chunk always does, or nothing would ever move.
+        bytes == 0 || !self.contended && self.has(bytes)
+    }
+
+    fn has(&self, bytes: u32) -> bool {
+        // A single chunk always fits, or nothing would ever move.
         self.used == 0 || self.used + u64::from(bytes) <= self.limit
+    }
+
+    /// Whether a queue pair should ask for no more than one chunk before others have their turn.
+    pub(super) const fn is_scarce(&self) -> bool {
+        self.shared_out || self.used > self.limit / 2
     }
 
     pub(super) fn take(&mut self, bytes: u32) {
@@ -103,7 +118,7 @@ impl Shared {
             keys: Keys::new(key_seed),
             cqs: Vec::new(),
             srqs: Vec::new(),
-            credit: Credit { limit: read_credit, used: 0 },
+            credit: Credit { limit: read_credit, used: 0, contended: false, shared_out: false },
             read_chunk: u32::try_from(read_credit).unwrap_or(u32::MAX).min(read_chunk),
             counters: Counters::default(),
             #[cfg(test)]
@@ -138,7 +153,7 @@ impl Shared {
 
     /// Whether any RDMA READ request has credit.
     pub(super) fn has_credit(&self) -> bool {
-        self.credit.fits(self.read_chunk)
+        self.credit.has(self.read_chunk)
     }
 
     pub(super) fn create_cq(&mut self, depth: usize) -> CqId {

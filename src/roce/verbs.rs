@@ -156,7 +156,7 @@ pub struct Connection {
     pub initiator_depth: u8,
     /// RDMA READs that the peer may have outstanding.
     pub responder_resources: u8,
-    /// Local ACK timeout: none for 0, else 4.096 us times two to this power.
+    /// Local ACK timeout: 4.096 us times two to this power, or none for 0; see [`Connection::ack_timeout`].
     pub ack_timeout: u8,
     /// How often silence is answered by a retransmission before the queue pair fails, 0 to 7.
     pub retry_count: u8,
@@ -173,12 +173,18 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The ACK timeout as a time (IBTA 9.7.6.1.3); none when the peer may be silent for ever.
+    /// The ACK timeout as a time (IBTA 9.7.6.1.3), from 17 ms to 2.1 s whatever was proposed, so that a queue pair whose peer
+    /// is gone ends within 35 s: an owner waits for that before it lets go of memory.
     #[must_use]
-    pub fn ack_timeout(&self) -> Option<Duration> {
-        (self.ack_timeout != 0).then(|| Duration::from_nanos(4096) * (1 << self.ack_timeout.min(31)))
+    pub fn ack_timeout(&self) -> Duration {
+        let code = if self.ack_timeout == 0 { LONGEST_ACK_TIMEOUT } else { self.ack_timeout };
+        Duration::from_nanos(4096) * (1 << code.clamp(SHORTEST_ACK_TIMEOUT, LONGEST_ACK_TIMEOUT))
     }
 }
+
+const SHORTEST_ACK_TIMEOUT: u8 = 12;
+/// Linux proposes 17, and 19 where the peer says that it may be late.
+const LONGEST_ACK_TIMEOUT: u8 = 19;
 
 /// The time of an RNR NAK timer code (IBTA 9.7.5.2.8).
 #[must_use]
@@ -194,6 +200,18 @@ pub fn rnr_time(code: u8) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_peer_makes_us_wait_for_hours() {
+        let time = |ack_timeout| Connection { ack_timeout, ..tests_support::connection() }.ack_timeout();
+        assert_eq!(time(1), Duration::from_nanos(4096 << 12));
+        assert_eq!(time(12), Duration::from_nanos(4096 << 12));
+        assert_eq!(time(13), Duration::from_nanos(4096 << 13));
+        for code in [0, 19, 20, 31, 255] {
+            assert_eq!(time(code), Duration::from_nanos(4096 << 19), "{code}");
+        }
+        assert!(time(0) * 2 * 8 < Duration::from_secs(35), "with all retries");
+    }
 
     #[test]
     fn rnr_times() {

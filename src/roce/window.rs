@@ -61,8 +61,8 @@ impl Window {
 /// packet makes the peer complain, and only after a silence that is long for any machine everything.
 #[derive(Debug, Default)]
 pub(super) struct RetryTimer {
-    /// The ACK timeout; none means never to give up.
-    timeout: Option<Duration>,
+    /// The ACK timeout.
+    timeout: Duration,
     give_up_after: Duration,
     srtt: Option<Duration>,
     variance: Duration,
@@ -92,8 +92,7 @@ impl RetryTimer {
     pub(super) fn new(conn: &Connection) -> Self {
         let timeout = conn.ack_timeout();
         let retries = u32::from(conn.retry_count.min(7)) + 1;
-        let give_up_after = timeout.map_or(Duration::MAX, |t| t * 2 * retries);
-        Self { timeout, give_up_after, ..Self::default() }
+        Self { timeout, give_up_after: timeout * 2 * retries, ..Self::default() }
     }
 
     pub(super) const fn deadline(&self) -> Option<Duration> {
@@ -199,9 +198,22 @@ impl RetryTimer {
 
     /// How long the peer may be silent before everything is sent again.
     fn wait(&self) -> Duration {
-        let most = self.timeout.unwrap_or(DEFAULT_WAIT).max(MIN_WAIT);
+        self.first_wait().saturating_mul(1 << self.backoff).min(self.longest_wait())
+    }
+
+    /// As [`RetryTimer::wait`], the first time.
+    fn first_wait(&self) -> Duration {
         let base = self.srtt.map_or(FIRST_WAIT, |srtt| srtt + self.variance * 4);
-        base.clamp(MIN_WAIT, most).saturating_mul(1 << self.backoff).min(most)
+        base.clamp(MIN_WAIT, self.longest_wait())
+    }
+
+    /// How long an answer of a peer that was silent may take.
+    pub(super) fn answer_wait(&self) -> Duration {
+        if self.srtt.is_some() { self.first_wait() } else { ANSWER_WAIT }
+    }
+
+    fn longest_wait(&self) -> Duration {
+        self.timeout.max(MIN_WAIT)
     }
 }
 
@@ -213,12 +225,12 @@ const AFTER_SILENCE: u32 = 4;
 const MIN_WAIT: Duration = Duration::from_millis(8);
 /// Before a round trip was measured.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// As long, and the peer was silent.
+const ANSWER_WAIT: Duration = Duration::from_millis(16);
 /// A probe after silence, before a round trip was measured.
 const FIRST_PROBE: Duration = Duration::from_millis(2);
 /// As long as a busy process takes to get to its packets, often enough.
 const MIN_PROBE: Duration = Duration::from_micros(500);
-/// Without an ACK timeout.
-const DEFAULT_WAIT: Duration = Duration::from_millis(500);
 const MIN_ROUND_TRIP: Duration = Duration::from_micros(200);
 
 #[cfg(test)]
@@ -232,7 +244,7 @@ mod tests {
     fn gives_up_within_the_retry_budget_and_not_before() {
         let mut conn = connection();
         (conn.ack_timeout, conn.retry_count) = (14, 2); // 67.1 ms
-        let budget = conn.ack_timeout().expect("finite") * 6;
+        let budget = conn.ack_timeout() * 6;
         let mut timer = RetryTimer::new(&conn);
         timer.arm(MS);
         let mut now;

@@ -1,4 +1,5 @@
 //! Engines over a simulated network: seeded, with a fake clock.
+mod credit;
 mod load;
 mod net;
 mod recovery;

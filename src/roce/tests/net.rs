@@ -87,6 +87,8 @@ pub(super) struct Net {
     pub(super) lose: Vec<u64>,
     /// Nothing arrives any more.
     pub(super) blackhole: bool,
+    /// A node that vanished: it sends and gets nothing any more.
+    pub(super) vanished: Option<usize>,
     pub(super) sent: u64,
     pub(super) dropped: u64,
     checker: Checker,
@@ -152,6 +154,7 @@ impl Net {
             service: None,
             lose: Vec::new(),
             blackhole: false,
+            vanished: None,
             sent: 0,
             dropped: 0,
             checker: Checker::new(4400),
@@ -319,16 +322,17 @@ impl Net {
             leaves = self.nodes[from].link_free.max(self.now) + service.of(bytes.len());
             self.nodes[from].link_free = leaves;
         }
-        let from = self.nodes[from].addr;
         let Some(to) = self.nodes.iter().position(|node| node.addr == remote) else {
             return;
         };
+        let cut_off = self.vanished == Some(from) || self.vanished == Some(to);
+        let from = self.nodes[from].addr;
         let faults = self.faults;
         let chosen = self.lose.iter().position(|packet| *packet + 1 == self.sent);
         if let Some(at) = chosen {
             self.lose.remove(at);
         }
-        if chosen.is_some() || self.blackhole || self.rng.chance(faults.loss) {
+        if chosen.is_some() || self.blackhole || cut_off || self.rng.chance(faults.loss) {
             self.dropped += 1;
             return;
         }
