@@ -74,6 +74,8 @@ causes! {
     SubsystemRemoved = "subsystem_removed",
     /// The host did not authenticate in time.
     AuthenticationTimedOut = "authentication_timed_out",
+    /// Its subsystem had as many controllers as it may when its host had proven itself.
+    TooManyControllers = "too_many_controllers",
     /// The transport asked for the end of the controller.
     Transport = "transport",
     /// The operator disconnected the host.
@@ -129,6 +131,7 @@ impl CloseReason {
                 KillReason::HostRemoved => Cause::HostRemoved,
                 KillReason::SubsystemRemoved => Cause::SubsystemRemoved,
                 KillReason::AuthenticationTimedOut => Cause::AuthenticationTimedOut,
+                KillReason::TooMany => Cause::TooManyControllers,
                 KillReason::Transport => Cause::Transport,
                 KillReason::Operator => Cause::Operator,
                 KillReason::Replaced => Cause::Replaced,

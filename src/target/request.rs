@@ -17,6 +17,7 @@ use nvme::registry::{AbortReply, Settle};
 use nvme::sgl::KeyedSgl;
 use nvme::status::Status;
 
+use super::authenticate::Wanted;
 use super::copy::CopyProgress;
 use super::limits::Line;
 use super::locks::LockId;
@@ -185,6 +186,8 @@ pub(crate) struct Extra {
     pub(crate) lock: Option<LockId>,
     pub(crate) copy: Option<CopyProgress>,
     pub(crate) settle: Option<Settle>,
+    /// A computation that it waits for.
+    pub(crate) computing: Option<Wanted>,
 }
 
 impl Request {

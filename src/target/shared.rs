@@ -15,7 +15,7 @@ use nvme::completion::Completion;
 use nvme::gate::Gate;
 use nvme::io::{IoLimits, NamespaceView};
 use nvme::nqn::Nqn;
-use nvme::registry::{ControllerId, Drain, Event, Registry, SubsystemId};
+use nvme::registry::{ControllerId, Drain, Event, KillReason, Registry, SubsystemId};
 
 use super::authenticate::Calculator;
 use super::causes::EndBook;
@@ -414,6 +414,12 @@ impl<P: Provider> Shared<P> {
             Event::CompleteHeld { ctrl, completion } => {
                 if let Some(queue) = find_queue(control, ctrl, 0) {
                     self.send(queue.key, Message::CompleteHeld(queue.key, completion));
+                }
+            }
+            Event::CloseQueue { ctrl, qid } => {
+                if let Some(queue) = find_queue(control, ctrl, qid) {
+                    let reason = CloseReason::Killed(KillReason::AuthenticationTimedOut);
+                    self.send(queue.key, Message::Close(queue.key, reason));
                 }
             }
             Event::CloseIoQueues { ctrl } => {

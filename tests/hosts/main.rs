@@ -129,6 +129,8 @@ macro_rules! every_scenario {
                 wrong_secrets_end_their_queue_alone,
                 secrets_change_and_hosts_authenticate_again_under_io,
                 large_groups_delay_nobody_else,
+                who_has_not_proven_itself_takes_no_place,
+                ended_associations_leave_no_work_behind,
             }
             raw_paths {
                 ana_states_hold_for_their_listener_and_are_told,

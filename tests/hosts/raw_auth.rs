@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use farside::host::raw::RawQueueId;
 use farside::host::wire::{self, Sqe};
-use farside::target::{Group, Hash, HostAuth, Secret, Target};
+use farside::target::{Admission, Cause, Group, Hash, HostAuth, Secret, Target};
 use nvme::Status;
 use nvme::auth::{AuthError, Initiator};
 
-use crate::rig::{BLOCK, LIMIT, NQN, Raw, Rig, Setup, assert_status};
+use crate::rig::{BLOCK, LIMIT, NQN, Raw, Rig, Setup, assert_status, until};
 
 /// A host that has to authenticate; the rig's other hosts have not.
 const AUTH_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:99999999-2222-3333-4444-555555555555";
@@ -218,6 +218,67 @@ pub(crate) fn secrets_change_and_hosts_authenticate_again_under_io<R: Rig>() {
     }
     assert_eq!(authenticate(&mut raw, admin, initiator(2 - key, None)), Err(AuthError::Refused(1)), "the old secret");
     assert!(raw.host.end_of(io, LIMIT).is_some(), "what cannot be proven again ends");
+}
+
+pub(crate) fn who_has_not_proven_itself_takes_no_place<R: Rig>() {
+    let setup = Setup::<R>::start();
+    ask(target(&setup), 0, &Hash::ALL, &[Group::Null]);
+    let admission = Admission { controllers: Some(2), controllers_per_host: Some(1), ..Admission::default() };
+    target(&setup).set_admission(NQN, admission).expect("a limit");
+    let mut strangers: Vec<_> = (0..8).map(|at| host(&setup, 0x20 + at)).collect();
+    let unproven: Vec<_> = strangers.iter_mut().map(admin_connected).collect();
+    let mut raw = host(&setup, 1);
+    let admin = admin_connected(&mut raw);
+    authenticate(&mut raw, admin, initiator(0, None)).expect("the admin queue");
+    raw.enable(admin);
+    let io = io_connected(&mut raw, 1);
+    authenticate(&mut raw, io, initiator(0, None)).expect("the I/O queue");
+    assert!(raw.write(io, 1, 0, &[3; BLOCK]).is_success());
+    // One of the others turns out to have the secret too: the place that a host has is taken.
+    authenticate(&mut strangers[0], unproven[0], initiator(0, None)).expect("it has the secret");
+    assert!(strangers[0].host.end_of(unproven[0], LIMIT).is_some(), "two controllers of a host that may have one");
+    assert_eq!(raw.read(io, 1, 0, 1).expect("a read"), [3; BLOCK]);
+    assert_eq!(target(&setup).counters().ends.of(Cause::TooManyControllers), 1);
+}
+
+/// Hosts that ask for long computations and go leave none behind for others to wait for.
+pub(crate) fn ended_associations_leave_no_work_behind<R: Rig>() {
+    const CROWD: u32 = 60;
+    let setup = Setup::<R>::start();
+    ask(target(&setup), 0, &Hash::ALL, &[Group::Ffdhe8192]);
+    let negotiate = initiator(0, None).negotiate(&Hash::ALL, &Group::ALL);
+    let (mut one, mut two) = (host(&setup, 1), host(&setup, 2));
+    let mut crowd: Vec<_> = (3..18).map(|at| host(&setup, at)).collect();
+    let (first, second) = (admin_connected(&mut one), admin_connected(&mut two));
+    let begun = Instant::now();
+    send(&mut one, first, &negotiate);
+    let alone = begun.elapsed();
+    let mut queues = Vec::new();
+    for at in (0..crowd.len()).cycle().take(CROWD as usize) {
+        let queue = admin_connected(&mut crowd[at]);
+        let mut buffer = crowd[at].host.take(negotiate.len()).expect("memory");
+        buffer.as_mut_slice().copy_from_slice(&negotiate);
+        queues.push((at, queue, buffer));
+    }
+    until("nothing is under way", || target(&setup).counters().requests == 0);
+    for (at, queue, buffer) in &queues {
+        let sgl = crowd[*at].keyed(buffer, negotiate.len());
+        let sqe = wire::authentication_send(negotiate.len() as u32).sgl(sgl).cid(1);
+        crowd[*at].host.send(*queue, &sqe.0).expect("sent");
+    }
+    until("the messages are there", || {
+        crowd.iter_mut().for_each(|raw| raw.host.turn());
+        target(&setup).counters().requests > CROWD as usize / 2
+    });
+    for (at, queue, _) in queues {
+        crowd[at].host.close(queue);
+    }
+    until("they are gone", || target(&setup).status().controllers.len() == 2);
+    let begun = Instant::now();
+    send(&mut two, second, &negotiate);
+    let after = begun.elapsed();
+    println!("one computation takes {alone:?}, and {after:?} after {CROWD} that nobody waits for");
+    assert!(after < alone * CROWD / 4, "{after:?}, where one takes {alone:?}");
 }
 
 /// Exchanges in the largest group are computed beside the reactors: a bystander on the same ones hardly notices.

@@ -381,7 +381,7 @@ pub(crate) fn settles(local: &Local, what: &str, expected: impl Fn(&LocalCounter
 }
 
 /// Waits until something is so.
-pub(crate) fn until(what: &str, so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !so() {
         assert!(Instant::now() < deadline, "{what}");

@@ -74,8 +74,8 @@ pub(crate) struct Exchange {
     exponent: Zeroizing<[u8; EXPONENT_LEN]>,
     /// Exchanges in which the host proved itself.
     completed: u64,
-    /// When the first exchange has to be over.
-    deadline: Duration,
+    /// When the first exchange has to be over; `None`: it was not.
+    deadline: Option<Duration>,
 }
 
 impl core::fmt::Debug for Exchange {
@@ -95,7 +95,7 @@ impl Exchange {
             challenge: Zeroizing::default(),
             exponent: Zeroizing::new([0; EXPONENT_LEN]),
             completed: 0,
-            deadline,
+            deadline: Some(deadline),
         }
     }
 
@@ -109,9 +109,15 @@ impl Exchange {
         self.completed
     }
 
-    /// When the host has to have proven itself; `None` once it has.
+    /// When the host has to have proven itself; `None` once it has, or was too late.
     pub(crate) fn deadline(&self) -> Option<Duration> {
-        (!self.is_authenticated()).then_some(self.deadline)
+        self.deadline.filter(|_| !self.is_authenticated())
+    }
+
+    /// The host was too late.
+    pub(crate) fn expire(&mut self) {
+        self.deadline = None;
+        self.step = Step::Failed(Failure::Failed);
     }
 
     /// A message of the host. `auth` is what is asked of it now; `None` when that was taken away.

@@ -89,6 +89,16 @@ impl Controller {
         self.exchanges.values().filter_map(Exchange::deadline).min()
     }
 
+    /// Queues whose hosts had their time, told once.
+    pub(super) fn late_queues(&mut self, now: Duration) -> Vec<u16> {
+        let late = self.exchanges.iter_mut().filter(|(_, exchange)| exchange.deadline().is_some_and(|at| at <= now));
+        let late = late.map(|(qid, exchange)| {
+            exchange.expire();
+            *qid
+        });
+        late.collect()
+    }
+
     /// Authentication Send: the data are a message of the host.
     pub(super) fn authentication_send(
         &mut self,

@@ -203,56 +203,96 @@ impl Registry {
     /// Whether a subsystem takes one more controller of this host; whether it ends earlier ones of the same for that.
     fn admit(&mut self, id: SubsystemId, peer: &Peer, portid: u16) -> Result<bool, Refusal> {
         let Some(subsystem) = self.subsystems.get(&id) else { return Ok(false) };
-        let (admission, proves_itself) = (subsystem.admission, subsystem.auth.contains_key(&peer.hostnqn));
-        let Self { slots, events, .. } = self;
-        let (mut all, mut of_host, mut duplicates) = (0, 0, Vec::new());
-        for controller in slots.iter_mut().filter_map(|slot| slot.tenant.as_mut()) {
+        let proves_itself = subsystem.auth.contains_key(&peer.hostnqn);
+        let replace = subsystem.admission.duplicates == Duplicates::Replace;
+        self.has_place(id, &peer.hostnqn, peer.hostid, portid, None)?;
+        if proves_itself {
+            self.make_room_for_unproven(id);
+            return Ok(false);
+        }
+        Ok(replace && self.replace(id, &peer.hostnqn, peer.hostid, portid, None))
+    }
+
+    /// Whether a subsystem has a place for one more controller of this host that is what it says. Who has not proven itself
+    /// keeps nobody out, and takes nobody's place.
+    fn has_place(
+        &self,
+        id: SubsystemId,
+        hostnqn: &Nqn,
+        hostid: [u8; 16],
+        portid: u16,
+        newcomer: Option<ControllerId>,
+    ) -> Result<(), Status> {
+        let Some(admission) = self.subsystems.get(&id).map(|subsystem| subsystem.admission) else { return Ok(()) };
+        let (mut all, mut of_host) = (0, 0);
+        for controller in self.slots.iter().filter_map(|slot| slot.tenant.as_ref()) {
             let theirs = &controller.association;
-            if theirs.subsystem != id || controller.is_dying() {
+            let counts = theirs.subsystem == id && !controller.is_dying() && controller.is_authenticated(0);
+            if !counts || Some(controller.id) == newcomer {
                 continue;
             }
-            if theirs.is_duplicate(&peer.hostnqn, peer.hostid, portid) {
-                // Who has not proven itself keeps nobody out, and takes nobody's place.
-                match (admission.duplicates, controller.is_authenticated(0)) {
-                    (Duplicates::Refuse, true) => return Err(Status::CONNECT_CONTROLLER_BUSY.into()),
-                    (Duplicates::Replace, _) if !proves_itself => {
-                        duplicates.push(controller);
-                        continue;
-                    }
-                    (Duplicates::Replace, true) => continue,
-                    _ => {}
+            if theirs.is_duplicate(hostnqn, hostid, portid) {
+                match admission.duplicates {
+                    Duplicates::Refuse => return Err(Status::CONNECT_CONTROLLER_BUSY),
+                    Duplicates::Replace => continue,
+                    Duplicates::Allow => {}
                 }
             }
             all += 1;
-            of_host += u16::from(theirs.hostnqn == peer.hostnqn);
+            of_host += u16::from(theirs.hostnqn == *hostnqn);
         }
         let full = |limit: Option<u16>, count| limit.is_some_and(|limit| count >= limit);
-        if full(admission.controllers, all) || full(admission.controllers_per_host, of_host) {
-            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
-        }
-        let replaces = !duplicates.is_empty();
-        duplicates.into_iter().for_each(|controller| controller.kill(KillReason::Replaced, events));
-        Ok(replaces)
+        let full = full(admission.controllers, all) || full(admission.controllers_per_host, of_host);
+        if full { Err(Status::CONNECT_CONTROLLER_BUSY) } else { Ok(()) }
     }
 
-    /// A host has proven who it is: now it takes the place of its earlier associations, where its subsystem has it so.
+    /// Those that have not proven themselves have places of their own; the one that has had the most time for it makes room.
+    fn make_room_for_unproven(&mut self, id: SubsystemId) {
+        let Self { slots, events, .. } = self;
+        let controllers = slots.iter_mut().filter_map(|slot| slot.tenant.as_mut());
+        let of_subsystem = controllers.filter(|one| one.association.subsystem == id && !one.is_dying());
+        let mut unproven: Vec<_> = of_subsystem.filter(|one| !one.is_authenticated(0)).collect();
+        if unproven.len() >= MAX_UNPROVEN
+            && let Some(first) = unproven.iter_mut().min_by_key(|one| one.authentication_deadline())
+        {
+            first.kill(KillReason::AuthenticationTimedOut, events);
+        }
+    }
+
+    /// Ends the earlier associations of a host that comes again; whether there were any.
+    fn replace(
+        &mut self,
+        id: SubsystemId,
+        hostnqn: &Nqn,
+        hostid: [u8; 16],
+        portid: u16,
+        newcomer: Option<ControllerId>,
+    ) -> bool {
+        let mut any = false;
+        self.kill_where(KillReason::Replaced, |other| {
+            let theirs = &other.association;
+            let replaced = theirs.subsystem == id && Some(other.id) != newcomer && !other.is_dying();
+            let replaced = replaced && theirs.is_duplicate(hostnqn, hostid, portid);
+            any |= replaced;
+            replaced
+        });
+        any
+    }
+
+    /// A host has proven who it is: now it counts, and takes the place of its earlier associations where its subsystem has it
+    /// so. Where there is no place any more, it goes.
     pub(super) fn take_place(&mut self, ctrl: ControllerId) {
         let Some(controller) = self.controller_ref(ctrl) else { return };
         let Association { subsystem, hostnqn, hostid, portid, .. } = controller.association.clone();
-        let admission = self.subsystems.get(&subsystem).map(|subsystem| subsystem.admission);
-        if admission.is_none_or(|admission| admission.duplicates != Duplicates::Replace) {
-            return;
+        let Some(admission) = self.subsystems.get(&subsystem).map(|subsystem| subsystem.admission) else { return };
+        if self.has_place(subsystem, &hostnqn, hostid, portid, Some(ctrl)).is_err() {
+            return self.kill_where(KillReason::TooMany, |one| one.id == ctrl);
         }
-        let mut replaces = false;
-        self.kill_where(KillReason::Replaced, |other| {
-            let theirs = &other.association;
-            let replaced = theirs.subsystem == subsystem && other.id != ctrl && !other.is_dying();
-            let replaced = replaced && theirs.is_duplicate(&hostnqn, hostid, portid);
-            replaces |= replaced;
-            replaced
-        });
-        if let Some(controller) = self.controller_mut(ctrl) {
-            controller.replaces |= replaces;
+        if admission.duplicates == Duplicates::Replace {
+            let replaces = self.replace(subsystem, &hostnqn, hostid, portid, Some(ctrl));
+            if let Some(controller) = self.controller_mut(ctrl) {
+                controller.replaces |= replaces;
+            }
         }
     }
 
@@ -352,6 +392,10 @@ impl Registry {
         id
     }
 }
+
+/// Controllers of a subsystem at a time whose hosts have not proven themselves: more than hosts that come at once after a power
+/// failure, and few beside what a reactor takes.
+pub(super) const MAX_UNPROVEN: usize = 256;
 
 /// What a queue became part of.
 struct Joined {

@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use super::{ControllerId, KillReason, Registry};
+use super::{ControllerId, Event, KillReason, Registry};
 
 impl Registry {
     /// When [`Self::handle_timeout`] is to be called, at the latest.
@@ -33,9 +33,14 @@ impl Registry {
             if let Some(seen) = last_activity(controller.id) {
                 controller.last_activity = controller.last_activity.max(seen);
             }
-            if expired(controller.authentication_deadline()) {
+            let late = controller.late_queues(now);
+            if late.contains(&0) {
                 controller.kill(KillReason::AuthenticationTimedOut, events);
-            } else if expired(controller.deadline(config)) {
+                continue;
+            }
+            // Whoever opened an I/O queue and proved nothing need not be the controller's host: it ends alone.
+            events.extend(late.into_iter().map(|qid| Event::CloseQueue { ctrl: controller.id, qid }));
+            if expired(controller.deadline(config)) {
                 controller.kill(KillReason::KeepAliveExpired, events);
             }
         }

@@ -198,6 +198,13 @@ pub enum Event {
         /// Whose queues.
         ctrl: ControllerId,
     },
+    /// The host of this I/O queue did not authenticate in time: close it.
+    CloseQueue {
+        /// Whose queue.
+        ctrl: ControllerId,
+        /// Which.
+        qid: u16,
+    },
     /// CC.SHN asks for a shutdown: let I/O in progress finish, flush, then call [`Registry::shutdown_done`].
     ShutDown {
         /// Whose I/O.
@@ -223,8 +230,10 @@ pub enum KillReason {
     HostRemoved,
     /// The subsystem is no longer served.
     SubsystemRemoved,
-    /// The host did not authenticate in time.
+    /// The host did not authenticate in time, or before too many others came that have not either.
     AuthenticationTimedOut,
+    /// When the host had proven itself, its subsystem had as many controllers as it may.
+    TooMany,
     /// The transport asked for it.
     Transport,
     /// The operator asked for it.
@@ -243,6 +252,7 @@ impl core::fmt::Display for KillReason {
             Self::HostRemoved => "host removed",
             Self::SubsystemRemoved => "subsystem removed",
             Self::AuthenticationTimedOut => "the host did not authenticate in time",
+            Self::TooMany => "its subsystem has as many controllers as it may",
             Self::Transport => "transport failed",
             Self::Operator => "the operator disconnected it",
             Self::Replaced => "its host connected again and takes its place",

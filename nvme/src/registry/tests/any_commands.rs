@@ -181,6 +181,7 @@ impl Model {
                 // Its queue goes, and with it what is held there.
                 Event::Kill { ctrl, .. } => self.live.get_mut(&ctrl).unwrap().held.clear(),
                 Event::CloseIoQueues { ctrl } => assert!(!self.live[&ctrl].io.is_empty()),
+                Event::CloseQueue { ctrl, qid } => assert!(self.live[&ctrl].io.contains(&qid)),
                 Event::ShutDown { ctrl } => assert!(self.live[&ctrl].admin),
                 Event::Publish { .. } => {}
             }

@@ -141,6 +141,55 @@ fn a_host_takes_its_own_place_once_it_has_proven_itself() {
 }
 
 #[test]
+fn who_has_not_proven_itself_takes_no_place_from_those_who_have() {
+    let mut bench = bench();
+    let id = bench.subsystem;
+    let admission = Admission { controllers: Some(2), controllers_per_host: Some(1), ..Admission::default() };
+    bench.registry.set_admission(id, admission).unwrap();
+    let (first, second) = (bench.dial(Dial::admin()).unwrap(), bench.dial(Dial::admin()).unwrap());
+    let other = Dial { hostnqn: "nqn.other", ..Dial::admin() };
+    let free = bench.dial(other).expect("two that prove nothing leave both places free");
+    // Both have their secret, and one place is theirs: whoever is first has it.
+    assert!(bench.authenticate(second.ctrl, 0, 0, 1));
+    assert_eq!(bench.events(), []);
+    assert!(bench.authenticate(first.ctrl, 0, 0, 1));
+    assert_eq!(bench.events(), [Event::Kill { ctrl: first.ctrl, reason: KillReason::TooMany }]);
+    bench.close(first.ctrl, 0);
+    assert_eq!(bench.dial(Dial::admin()).unwrap_err().status, Status::CONNECT_CONTROLLER_BUSY, "told at once");
+    bench.close(second.ctrl, 0);
+    let again = bench.dial(Dial::admin()).unwrap();
+    assert!(bench.authenticate(again.ctrl, 0, 0, 1));
+    assert_eq!(bench.events(), []);
+    // One that came before the other had proven itself, where a host may not come twice.
+    bench.close(free.ctrl, 0);
+    bench.close(again.ctrl, 0);
+    bench.registry.set_admission(id, Admission { duplicates: Duplicates::Refuse, ..Admission::default() }).unwrap();
+    let (first, second) = (bench.dial(Dial::admin()).unwrap(), bench.dial(Dial::admin()).unwrap());
+    assert!(bench.authenticate(first.ctrl, 0, 0, 1));
+    assert!(bench.authenticate(second.ctrl, 0, 0, 1));
+    assert_eq!(bench.events(), [Event::Kill { ctrl: second.ctrl, reason: KillReason::TooMany }]);
+}
+
+#[test]
+fn those_that_prove_nothing_make_room_for_each_other() {
+    let mut bench = bench();
+    let proven = bench.dial(Dial::admin()).unwrap().ctrl;
+    assert!(bench.authenticate(proven, 0, 0, 1));
+    let mut unproven = Vec::new();
+    for _ in 0..crate::registry::connect::MAX_UNPROVEN {
+        bench.now += SECOND / 1000;
+        unproven.push(bench.dial(Dial::admin()).unwrap().ctrl);
+    }
+    assert_eq!(bench.events(), []);
+    let late = bench.dial(Dial::admin()).unwrap().ctrl;
+    assert_eq!(bench.events(), [Event::Kill { ctrl: unproven[0], reason: KillReason::AuthenticationTimedOut }]);
+    assert!(bench.authenticate(late, 0, 0, 1));
+    assert_eq!(bench.events(), [], "it counts as one of those who have");
+    bench.dial(Dial::admin()).unwrap();
+    assert_eq!(bench.events(), [], "so there is room for one more");
+}
+
+#[test]
 fn protocols_and_lengths_are_checked() {
     let mut bench = bench();
     let ctrl = bench.dial(Dial::admin()).unwrap().ctrl;
@@ -170,6 +219,31 @@ fn host_that_takes_too_long_loses_its_controller() {
     let ctrl = bench.dial(Dial { kato: 0, hostid: [8; 16], ..Dial::admin() }).unwrap().ctrl;
     assert!(bench.authenticate(ctrl, 0, 0, 1));
     assert_eq!(bench.registry.next_deadline(), None);
+}
+
+#[test]
+fn io_queue_whose_host_proves_nothing_ends_alone() {
+    let mut bench = bench();
+    let ctrl = bench.dial(Dial { kato: 0, ..Dial::admin() }).unwrap().ctrl;
+    assert!(bench.authenticate(ctrl, 0, 0, 1));
+    bench.enable(ctrl);
+    bench.io_queue(ctrl, 1).unwrap();
+    // Whoever it is knows the host's names and its controller's number, and has no secret.
+    bench.io_queue(ctrl, 2).unwrap();
+    assert!(bench.authenticate(ctrl, 1, 0, 1));
+    let due = bench.now + 120 * SECOND;
+    assert_eq!(bench.registry.next_deadline(), Some(due));
+    for _ in 0..2 {
+        bench.registry.handle_timeout(due - SECOND, &|_| None);
+        assert_eq!(bench.events(), []);
+    }
+    bench.registry.handle_timeout(due, &|_| None);
+    assert_eq!(bench.events(), [Event::CloseQueue { ctrl, qid: 2 }]);
+    bench.registry.handle_timeout(due + SECOND, &|_| None);
+    assert_eq!((bench.events(), bench.registry.next_deadline()), (vec![], None), "told once");
+    assert!(!bench.registry.is_authenticated(ctrl, 2) && bench.registry.is_authenticated(ctrl, 1));
+    bench.close(ctrl, 2);
+    assert!(bench.io_queue(ctrl, 2).is_ok(), "its place is free");
 }
 
 #[test]
