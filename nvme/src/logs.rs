@@ -241,9 +241,11 @@ pub(crate) struct NamespaceCommands {
 }
 
 /// Feature identifiers supported and effects (LID 12h).
-pub(crate) fn feature_effects_page(discovery: bool) -> Vec<u8> {
+pub(crate) fn feature_effects_page(discovery: bool, write_protection: bool) -> Vec<u8> {
     let scope = |fid| if features::is_of_namespace(fid) { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
-    let features = features::identifiers(discovery).map(|fid| (usize::from(fid), SUPPORTED | scope(fid)));
+    let there =
+        features::identifiers(discovery).filter(|fid| write_protection || *fid != features::fid::WRITE_PROTECTION);
+    let features = there.map(|fid| (usize::from(fid), SUPPORTED | scope(fid)));
     dword_table(256, features)
 }
 
@@ -370,7 +372,7 @@ mod tests {
         let marked: Vec<usize> = (0..256).filter(|&n| page[n * 4] == 1).collect();
         assert_eq!(marked, [0, 1, 2, 3, 4, 5, 0x0c, 0x12, 0x13, 0x80]);
         assert_eq!(page.len(), 1024);
-        assert_eq!(feature_effects_page(false).len(), 1024);
+        assert_eq!(feature_effects_page(false, true).len(), 1024);
         assert_eq!(mi_effects_page(), vec![0; 4096]);
     }
 }

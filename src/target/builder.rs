@@ -274,7 +274,7 @@ impl TargetBuilder {
     }
 
     /// A folder for what namespaces remember through power loss: reservations whose hosts asked for it, and write
-    /// protection. Without one hosts are told that nothing is kept.
+    /// protection. Without one hosts are told that nothing is kept, and cannot write protect namespaces.
     #[must_use]
     pub fn state_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.state_dir = Some(folder.into());
@@ -344,6 +344,7 @@ impl TargetBuilder {
             subsystem_reset: options.subsystem_reset,
             retry_delay: options.retry_delay,
             random: Some(random),
+            write_protection: keeper.is_some(),
             ..RegistryConfig::default()
         });
         let (mut published, mut served) = (Vec::new(), Vec::new());

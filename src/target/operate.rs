@@ -151,8 +151,8 @@ impl Target {
         turned.recv_timeout(limit).is_ok()
     }
 
-    /// Write protects a namespace, or lets it be written again, as a host can with Set Features. Returns when writes in
-    /// progress have ended.
+    /// Write protects a namespace, or lets it be written again, as a host can with Set Features where there is a folder for
+    /// states. Without one it holds until the target ends. Returns when writes in progress have ended.
     ///
     /// # Errors
     /// There is no such subsystem or namespace.

@@ -110,6 +110,7 @@ macro_rules! every_scenario {
                 limits_that_identify_tells_are_enforced,
                 write_zeroes_with_deallocate_reads_as_zeroes,
                 write_protection_set_by_one_host_holds_for_all,
+                hosts_write_protect_only_where_that_is_kept,
                 write_protection_waits_for_writes_in_progress,
             }
             raw_reserve {

@@ -87,6 +87,7 @@ fn asked<R: Rig>(raw: &mut Raw<R>, admin: RawQueueId, io: RawQueueId) -> Vec<Vec
 pub(crate) fn a_plan_that_fails_half_way_loses_nothing<R: Rig>() {
     let folder = tempfile::tempdir().expect("a folder");
     let (moved, locked) = (folder.path().join("moved.img"), folder.path().join("locked.img"));
+    let states = folder.path().join("states");
     let (moved_keys, locked_keys) = (file(&moved), file(&locked));
     let text = |address: SocketAddr, memory: &str, uuid: &str, read_only: bool, serial: &str| {
         format!(
@@ -97,8 +98,9 @@ pub(crate) fn a_plan_that_fails_half_way_loses_nothing<R: Rig>() {
              [[subsystem.ana]]\ngroup = 2\nstate = \"non-optimized\"\n\
              [[subsystem]]\nnqn = \"{OTHER_NQN}\"\nserial = \"{serial}\"\n\
              [[subsystem.namespace]]\nmemory = \"1M\"\n\
-             [[listener]]\naddress = \"{address}\"\n{}",
-            options()
+             [[listener]]\naddress = \"{address}\"\n{}state_dir = \"{}\"\n",
+            options(),
+            states.display()
         )
     };
     let managed = Managed::<R>::start(|address| text(address, "8M", "", true, "one"));

@@ -1,5 +1,6 @@
 //! Commands that move no data of the host: Verify, Copy, Write Zeroes, Dataset Management; their limits; write protection.
 
+use std::path::Path;
 use std::time::Duration;
 
 use farside::host::raw::RawQueueId;
@@ -142,8 +143,39 @@ pub(crate) fn write_zeroes_with_deallocate_reads_as_zeroes<R: Rig>() {
     }
 }
 
-pub(crate) fn write_protection_set_by_one_host_holds_for_all<R: Rig>() {
+/// A target that keeps states.
+fn keeping<R: Rig>(folder: &Path) -> Setup<R> {
+    let rig = R::new();
+    let provider = rig.target();
+    Setup::built(rig, small(), provider, |builder| builder.state_dir(folder))
+}
+
+/// The Write Protect state outlasts power cycles: where nothing is kept, hosts are not told that there is one.
+pub(crate) fn hosts_write_protect_only_where_that_is_kept<R: Rig>() {
     let setup = Setup::<R>::start();
+    let (mut raw, admin, io) = setup.ready();
+    let (_, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
+    assert_eq!(identify[531], 0, "NWPC");
+    let (response, features) = raw.call_for(admin, wire::get_log_page(0x12, 0, 0, 1024, false), 1024);
+    assert!(response.status().is_success());
+    assert_eq!((features[4 * 0x83], features[4 * 0x84]), (1, 0), "feature identifiers supported");
+    for state in 0..3 {
+        let response = raw.call(admin, Sqe::new(0x09).nsid(1).cdw(10, 0x84).cdw(11, state));
+        assert_status(&response, Status::INVALID_FIELD, "Set Features");
+    }
+    assert_status(&raw.call(admin, Sqe::new(0x0a).nsid(1).cdw(10, 0x84)), Status::INVALID_FIELD, "Get Features");
+    assert!(raw.write(io, 1, 0, &[1; BLOCK]).is_success());
+    // The operator's way holds until the target ends, and is told as what it is.
+    setup.target.as_ref().expect("running").set_write_protection(NQN, 1, WriteProtection::Protected).expect("set");
+    let (_, identify) = raw.call_for(admin, wire::identify(0, 1, 0), 4096);
+    assert_eq!(identify[99] & 1, 1, "NSATTR");
+    let status = raw.write(io, 1, 0, &[1; BLOCK]);
+    assert_eq!(status.code(), Status::NAMESPACE_WRITE_PROTECTED.code(), "{status}");
+}
+
+pub(crate) fn write_protection_set_by_one_host_holds_for_all<R: Rig>() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let setup = keeping::<R>(folder.path());
     let bystander = setup.bystander();
     let (mut raw, admin, io) = setup.ready();
     let mut other = setup.raw_as(0x77);
@@ -185,7 +217,8 @@ pub(crate) fn write_protection_set_by_one_host_holds_for_all<R: Rig>() {
 
 /// Protection is answered only when writes in progress have ended, and what was written is flushed.
 pub(crate) fn write_protection_waits_for_writes_in_progress<R: Rig>() {
-    let setup = Setup::<R>::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    let setup = keeping::<R>(folder.path());
     let (mut raw, admin, io) = setup.ready();
     let set = Sqe::new(0x09).nsid(1).cdw(10, 0x84).cdw(11, 1).cid(0x500);
     setup.faults.stall();

@@ -9,7 +9,7 @@ use crate::aer::{Notice, Requested};
 use crate::command::Command;
 use crate::completion::Completion;
 use crate::fabrics::FabricsCommand;
-use crate::features::{FeatureValue, SetOutcome};
+use crate::features::{FeatureValue, SetOutcome, fid};
 use crate::logs::{self, CommandError, lid};
 use crate::status::Status;
 use crate::wire::ascii;
@@ -163,6 +163,11 @@ impl Controller {
                 Ok(send(cid, data))
             }
             AdminCommand::GetLogPage(get) => self.get_log_page(cx, command, get, now),
+            AdminCommand::GetFeatures(GetFeatures { fid, .. }) | AdminCommand::SetFeatures(SetFeatures { fid, .. })
+                if fid == fid::WRITE_PROTECTION && !cx.config.write_protection =>
+            {
+                Err(Refused::invalid_field(location::CDW10))
+            }
             AdminCommand::GetFeatures(get) if self.is_of_namespace(get.fid) => self.get_namespace_feature(cx, cid, get),
             AdminCommand::SetFeatures(set) if self.is_of_namespace(set.fid) => self.set_namespace_feature(cx, cid, set),
             AdminCommand::GetFeatures(get) => self.get_features(cx, command, get),
@@ -307,7 +312,7 @@ impl Controller {
                 }
                 logs::command_effects_page(&subsystem.map(|s| s.commands()).unwrap_or_default())
             }
-            lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery),
+            lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery, cx.config.write_protection),
             lid::MI_EFFECTS => logs::mi_effects_page(),
             lid::RESERVATION => self.reservation_log.page(),
             lid::ANA => {

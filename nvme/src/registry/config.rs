@@ -42,6 +42,9 @@ pub struct RegistryConfig {
     pub max_namespaces: u32,
     /// Worst time for CSTS.RDY to follow CC.EN (CAP.TO, CRTO), in units of 500 ms.
     pub ready_timeout: u8,
+    /// Hosts may write protect namespaces. The Write Protect state outlasts power cycles, and a controller that has any of the
+    /// states has this one, so only where the transport keeps [`NamespaceState`].
+    pub write_protection: bool,
     /// Hosts may reset the NVM subsystem, which ends the associations of all.
     pub subsystem_reset: bool,
     /// When hosts should retry what failed for a reason that passes (CRDT1), a multiple of 100 ms; zero leaves it to them.
@@ -72,6 +75,7 @@ impl Default for RegistryConfig {
             cntlids: CNTLID_MIN..=CNTLID_MAX,
             max_namespaces: 1024,
             ready_timeout: 30,
+            write_protection: true,
             subsystem_reset: false,
             retry_delay: Duration::ZERO,
             random: None,

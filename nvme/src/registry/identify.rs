@@ -294,7 +294,9 @@ fn io_controller(controller: &Controller, subsystem: &Subsystem, config: &Regist
     if commands.copy {
         id.ocfs.set(OCFS_FORMAT_0);
     }
-    id.nwpc = NWPC_WRITE_PROTECT | NWPC_UNTIL_POWER_CYCLE;
+    if config.write_protection {
+        id.nwpc = NWPC_WRITE_PROTECT | NWPC_UNTIL_POWER_CYCLE;
+    }
     // A namespace with a cache may come at any time, so hosts are always told to flush; CNS 08h says which namespaces
     // have none.
     id.vwc = VWC_PRESENT | VWC_NO_BROADCAST;

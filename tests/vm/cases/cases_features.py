@@ -24,7 +24,8 @@ def content(disk: str, block: int) -> int:
 
 @case("all", providers=FARSIDE)
 def verify_copy_and_write_protection_by_the_tools(lab):
-    target = lab.serve(Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB, block_size=4096)]))
+    subsystem = Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB, block_size=4096)])
+    target = lab.serve(subsystem, state_dir="/run/scratch/state")
     controller = lab.connect(target)
     disk = controller.disk()
     fill(disk, 0, 0x41)
