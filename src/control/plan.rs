@@ -258,14 +258,17 @@ pub fn plan(old: &Config, new: &Config) -> Result<Vec<Change>, Failure> {
 }
 
 /// What can fail comes first, and what hosts cannot get over comes last: listeners, what has to go for something to come in its
-/// place (an NSID, a file, an identifier may move), what comes, what changes, and then what merely goes.
+/// place (an NSID, a file, an identifier may move), what comes, what changes, hosts that go (their controllers do not come back),
+/// what is no longer asked of them, and then what merely goes.
 pub(super) fn arrange(changes: &mut [Change]) {
     let come: Vec<Change> = changes.iter().filter(|change| change.adds()).cloned().collect();
     changes.sort_by_key(|change| match change {
         Change::RemoveListener(_) | Change::AddListener(_) => 0,
         change if change.removes() && come.iter().any(|one| takes_place(one, change)) => 1,
         change if change.adds() => 2,
-        change if change.removes() => 4,
+        change if change.removes() => 6,
+        Change::RemoveHost(..) | Change::AllowAnyHost(_, false) => 4,
+        Change::Host(_, _, to) if to.dhchap_key.is_none() => 5,
         _ => 3,
     });
 }
@@ -503,6 +506,25 @@ mod tests {
         );
         assert_eq!(steps(&listed, &fewer), [format!("- host nqn.h1 of {nqn}")]);
         assert_eq!(steps(&fewer, &any), [format!("+ any host of {nqn}"), format!("- host nqn.h2 of {nqn}")]);
+    }
+
+    #[test]
+    fn hosts_go_after_everything_that_can_fail_in_any_subsystem() {
+        let guarded = "[[subsystem.host]]\nnqn = \"nqn.h\"\ndhchap_key = \"/k\"";
+        let ana = "[[subsystem.ana]]\ngroup = 2\nstate = \"inaccessible\"\nlistener = \"192.0.2.1\"";
+        let null = ["null = \"1G\""];
+        let old = subsystem("a", guarded, &null) + &subsystem("b", "", &null) + &subsystem("c", "", &null);
+        let new =
+            subsystem("a", "hosts = []", &null) + &subsystem("b", "hosts = []", &null) + &subsystem("c", ana, &null);
+        let name = |name: &str| format!("nqn.2024-01.io.example:{name}");
+        let expected = [
+            format!("~ ANA states of {}: group 2 through 192.0.2.1:4420 inaccessible;", name("c")),
+            format!("- host nqn.h of {}", name("a")),
+            format!("- any host of {}", name("b")),
+            format!("~ host nqn.h of {}: no authentication", name("a")),
+        ];
+        let listener = "[[listener]]\naddress = \"192.0.2.1\"";
+        assert_eq!(steps(&config(&old, listener), &config(&new, listener)), expected);
     }
 
     #[test]
