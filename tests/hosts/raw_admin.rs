@@ -87,13 +87,13 @@ pub(crate) fn every_feature_and_identify_is_answered<R: Rig>() {
 
 /// What Get Features without a namespace and with Dword 11 of 0 is answered with (NVMe Base 2.x, Get Features command).
 fn feature_answer(fid: u8, select: u32) -> Status {
-    let ours = matches!(fid, 0x01 | 0x02 | 0x04..=0x07 | 0x0a | 0x0b | 0x0f | 0x16 | 0x19 | 0x81..=0x84);
+    let ours = matches!(fid, 0x01 | 0x02 | 0x04..=0x07 | 0x0a | 0x0b | 0x0f | 0x16 | 0x19 | 0x81..=0x83);
     match (fid, select) {
         // Reserved selects, and features that are not there.
         (_, 4..) => Status::INVALID_FIELD.dnr(),
         _ if !ours => Status::INVALID_FIELD.dnr(),
         // Of a namespace, and none is named.
-        (0x82..=0x84, _) => Status::INVALID_NAMESPACE.dnr(),
+        (0x82 | 0x83, _) => Status::INVALID_NAMESPACE.dnr(),
         // Capabilities of any; the host identifier has 128 bits on fabrics, and 64 were asked for.
         (0x81, 0..=2) => Status::INVALID_FIELD.dnr(),
         _ => Status::SUCCESS,

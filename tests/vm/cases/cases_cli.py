@@ -239,8 +239,9 @@ def get_feature(controller, fid: int, select: int, nsid=0, cdw11=0) -> tuple[int
 
 @case(timeout=240)
 def get_feature_answers_each_selector_or_refuses_as_invalid_field(lab):
-    """Every identifier with every selector, by what the tools call; and those that exist by the tools."""
-    target = lab.serve()
+    """Every identifier with every selector, by what the tools call; and those that exist by the tools. Write protection is there
+    where it can outlast a power cycle."""
+    target = lab.serve(state_dir="/run/scratch/state")
     controller = lab.connect(target, keep_alive_tmo=KATO // 1000)
     if not lab.is_farside:
         for fid, least in ((0x06, 0), (0x07, 0x1_0001), (0x0B, 0), (0x0F, KATO)):
