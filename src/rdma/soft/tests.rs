@@ -433,7 +433,10 @@ fn ipv6_and_an_address_that_talks_to_itself() {
     tags.sort_unstable_by_key(|(tag, _)| *tag);
     assert_eq!(tags, [(1, WcStatus::Success), (2, WcStatus::Success)]);
     for end in &ends {
-        assert_eq!((end.drops(), end.counters().retransmitted), (Drops::default(), 0));
+        assert_eq!(end.drops(), Drops::default());
+        let counters = end.counters();
+        // A processor that is taken away for a while is a time-out; nothing else makes one repeat.
+        assert!(counters.retransmitted == 0 || counters.timeouts > 0, "{counters:?}");
     }
 }
 
