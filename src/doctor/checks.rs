@@ -10,6 +10,7 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Doctor, Finding, Severity};
 use crate::config::{Bytes, may_lock_anything};
+use crate::rdma::soft::is_served;
 
 /// The registered port of RoCEv2.
 const ROCE_PORT: u16 = 4791;
@@ -54,6 +55,11 @@ impl Doctor {
                 let remedy = "run the container with the profile that `farside doctor --seccomp-profile` prints";
                 fault(OBJECT, "is refused, as container engines' default seccomp profile does", remedy)
             }
+            Err(error) if error.raw_os_error() == Some(nix::libc::ENOMEM) => fault(
+                OBJECT,
+                "has no memory that may be locked",
+                "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit",
+            ),
             Err(error) => fault(OBJECT, error.to_string(), "use Linux 6.1 or newer"),
         }
     }
@@ -163,7 +169,15 @@ impl Doctor {
             return good(OBJECT, format!("{} of registered memory fit", Bytes(self.memory)));
         }
         let reason = format!("is {}, and {} are to be registered", Bytes(limit), Bytes(self.memory));
-        fault(OBJECT, reason, "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or a smaller pool_size")
+        if self.verbs || self.has_devices() {
+            return fault(
+                OBJECT,
+                reason,
+                "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or a smaller pool_size",
+            );
+        }
+        let reason = format!("{reason} with io_uring: farside does without, a little slower");
+        hint(OBJECT, reason, "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit")
     }
 
     pub(super) fn huge_pages(&self) -> Finding {
@@ -272,6 +286,9 @@ impl Doctor {
         let object = format!("UDP port {ROCE_PORT} of {address}");
         match UdpSocket::bind((address, ROCE_PORT)) {
             Ok(_) => good(object, "is free for the software provider"),
+            Err(error) if error.kind() == ErrorKind::AddrInUse && is_served(address) => {
+                good(object, "is held by a farside process, which serves there")
+            }
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 let kernel = self.device_names().iter().any(|name| name.starts_with("rxe") || name.starts_with("siw"));
                 let who = if kernel {

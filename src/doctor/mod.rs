@@ -79,8 +79,8 @@ impl Doctor {
         findings.extend(self.devices());
         if self.verbs || self.has_devices() {
             findings.extend(self.nodes());
-            findings.push(self.memlock());
         }
+        findings.push(self.memlock());
         findings.push(self.huge_pages());
         if let Some(address) = self.address {
             findings.extend(self.listen_address(address));

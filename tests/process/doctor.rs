@@ -66,7 +66,7 @@ fn port_that_a_software_target_holds_is_named() {
     let output = Command::new("unshare").args(["-rnm", "bash", "-c", &prepare]).output().expect("unshare (util-linux)");
     let text = String::from_utf8(output.stdout).expect("text");
     let said = line(&text, "UDP port 4791 of 10.77.0.1");
-    assert!(said.starts_with("hint") && said.contains("is held by another program"), "{said}");
+    assert!(said.starts_with("ok") && said.contains("is held by a farside process"), "{said}");
 }
 
 #[test]

@@ -170,13 +170,27 @@ fn open_headers(address: IpAddr, reactor: Option<usize>, index_bits: u32) -> Res
     })
 }
 
+/// Whether a farside process serves RoCE on the address, this one included.
+pub(super) fn is_served(address: IpAddr) -> bool {
+    let name = UnixAddr::new_abstract(lock_name(address).as_bytes());
+    let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    matches!(
+        (name, socket),
+        (Ok(name), Ok(fd)) if bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &name) == Err(nix::Error::EADDRINUSE)
+    )
+}
+
+fn lock_name(address: IpAddr) -> String {
+    format!("farside/roce/{address}")
+}
+
 /// Keeps a second process off the address: two of them would take each other's packets. The name lives in the network
 /// namespace, as the address does, and goes with the process.
 fn lock(address: IpAddr) -> Result<OwnedFd, RdmaError> {
     let what = || format!("address {address}");
     let os = |errno: nix::Error| RdmaError::os(what(), errno as i32, "");
     let fd = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(os)?;
-    let name = UnixAddr::new_abstract(format!("farside/roce/{address}").as_bytes()).map_err(os)?;
+    let name = UnixAddr::new_abstract(lock_name(address).as_bytes()).map_err(os)?;
     match bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &name) {
         Ok(()) => Ok(fd),
         Err(nix::Error::EADDRINUSE) => Err(RdmaError::new(

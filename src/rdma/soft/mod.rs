@@ -124,6 +124,11 @@ impl Soft {
     }
 }
 
+/// Whether a farside process serves RoCE on an address, this one included.
+pub(crate) fn is_served(address: IpAddr) -> bool {
+    device::is_served(address)
+}
+
 impl Provider for Soft {
     const NAME: &'static str = "soft";
     type Cm = SoftCm;
