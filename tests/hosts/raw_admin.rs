@@ -120,8 +120,7 @@ fn identify_answer(cns: u8, nsid: u32) -> Status {
 pub(crate) fn event_requests_have_a_limit_and_aborts_are_answered<R: Rig>() {
     let setup = Setup::<R>::start();
     let (mut raw, admin, io) = setup.ready();
-    let (_, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
-    let limit = wire::IdentifyController::read(&identify, 4096).aer_limit;
+    let limit = raw.identify_controller(admin).aer_limit;
     for at in 0..limit {
         raw.host.send(admin, &Sqe::new(0x0c).cid(0x1000 + at).0).expect("sent");
     }

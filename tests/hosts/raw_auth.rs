@@ -98,6 +98,17 @@ fn io_connected<R: Rig>(raw: &mut Raw<R>, qid: u16) -> RawQueueId {
     io
 }
 
+/// A host that has proven itself on both of its queues.
+fn proven<R: Rig>(setup: &Setup<R>) -> (Raw<R>, RawQueueId, RawQueueId) {
+    let mut raw = host(setup, 1);
+    let admin = admin_connected(&mut raw);
+    authenticate(&mut raw, admin, initiator(0, None)).expect("the admin queue");
+    raw.enable(admin);
+    let io = io_connected(&mut raw, 1);
+    authenticate(&mut raw, io, initiator(0, None)).expect("the I/O queue");
+    (raw, admin, io)
+}
+
 pub(crate) fn hosts_prove_themselves_on_every_queue<R: Rig>() {
     let setup = Setup::<R>::start();
     let bystander = setup.bystander();
@@ -196,12 +207,7 @@ pub(crate) fn wrong_secrets_end_their_queue_alone<R: Rig>() {
 pub(crate) fn secrets_change_and_hosts_authenticate_again_under_io<R: Rig>() {
     let setup = Setup::<R>::start();
     ask(target(&setup), 0, &Hash::ALL, &[Group::Ffdhe2048]);
-    let mut raw = host(&setup, 1);
-    let admin = admin_connected(&mut raw);
-    authenticate(&mut raw, admin, initiator(0, None)).expect("the admin queue");
-    raw.enable(admin);
-    let io = io_connected(&mut raw, 1);
-    authenticate(&mut raw, io, initiator(0, None)).expect("the I/O queue");
+    let (mut raw, admin, io) = proven(&setup);
     let mut key = 0;
     for round in 0..6u8 {
         key = 2 - key;
@@ -227,12 +233,7 @@ pub(crate) fn who_has_not_proven_itself_takes_no_place<R: Rig>() {
     target(&setup).set_admission(NQN, admission).expect("a limit");
     let mut strangers: Vec<_> = (0..8).map(|at| host(&setup, 0x20 + at)).collect();
     let unproven: Vec<_> = strangers.iter_mut().map(admin_connected).collect();
-    let mut raw = host(&setup, 1);
-    let admin = admin_connected(&mut raw);
-    authenticate(&mut raw, admin, initiator(0, None)).expect("the admin queue");
-    raw.enable(admin);
-    let io = io_connected(&mut raw, 1);
-    authenticate(&mut raw, io, initiator(0, None)).expect("the I/O queue");
+    let (mut raw, _, io) = proven(&setup);
     assert!(raw.write(io, 1, 0, &[3; BLOCK]).is_success());
     // One of the others turns out to have the secret too: the place that a host has is taken.
     let (stranger, queue, mut late) = (&mut strangers[0], unproven[0], initiator(0, None));

@@ -84,8 +84,7 @@ pub(crate) fn a_discovery_name_of_its_own_is_told_and_answered<R: Rig>() {
     let setup = Setup::<R>::with(R::new(), options);
     for subnqn in [DISCOVERY_NQN, OWN] {
         let (mut raw, admin) = watcher(&setup, subnqn, HOST_NQN);
-        let (_, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
-        assert_eq!(wire::IdentifyController::read(&identify, 4096).subnqn, OWN);
+        assert_eq!(raw.identify_controller(admin).subnqn, OWN);
         let (_, entries) = log(&mut raw, admin);
         let itself = entries.first().expect("an entry");
         assert_eq!((itself.0.subtype, itself.0.subnqn.as_str()), (3, OWN));

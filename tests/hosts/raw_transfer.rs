@@ -155,9 +155,7 @@ pub(crate) fn small_capsules_carry_one_descriptor<R: Rig>() {
         options.in_capsule_data = size;
         let setup = Setup::<R>::with(R::new(), options);
         let (mut raw, admin, io) = setup.ready();
-        let (response, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
-        assert!(response.status().is_success());
-        let identify = wire::IdentifyController::read(&identify, 4096);
+        let identify = raw.identify_controller(admin);
         assert_eq!((identify.in_capsule(), identify.msdbd), (size, most), "IOCCSZ and MSDBD");
         let buffer = raw.host.take(32 << 10).expect("memory");
         for count in [1, 2, 15, 16] {
@@ -189,9 +187,7 @@ pub(crate) fn every_in_capsule_size_works<R: Rig>() {
         options.in_capsule_data = size;
         let setup = Setup::<R>::with(R::new(), options);
         let (mut raw, admin, io) = setup.ready();
-        let (response, identify) = raw.call_for(admin, wire::identify(1, 0, 0), 4096);
-        assert!(response.status().is_success());
-        let identify = wire::IdentifyController::read(&identify, 4096);
+        let identify = raw.identify_controller(admin);
         assert_eq!(identify.in_capsule(), size, "IOCCSZ and SGLS");
         assert_eq!(identify.icdoff, 0);
         if size > 0 {

@@ -305,6 +305,13 @@ impl<R: Rig> Raw<R> {
         (response, bytes)
     }
 
+    /// What the controller says of itself (Identify, CNS 01h).
+    pub(crate) fn identify_controller(&mut self, admin: RawQueueId) -> wire::IdentifyController {
+        let (response, bytes) = self.call_for(admin, wire::identify(1, 0, 0), 4096);
+        assert!(response.status().is_success(), "Identify: {}", response.status());
+        wire::IdentifyController::read(&bytes, 4096)
+    }
+
     pub(crate) fn connect_data(&self, cntlid: u16) -> [u8; 1024] {
         wire::connect_data(&self.hostid, cntlid, &self.subnqn, &self.hostnqn)
     }
