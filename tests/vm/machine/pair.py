@@ -45,7 +45,7 @@ class Pair:
         self.near = self._guest("near", [SCRATCH_SIZE, *[POWER_SIZE] * POWER_DISKS], Cable(port, 1))
         self.far = self._guest("far", [SCRATCH_SIZE], Cable(port, 0))
         self.far.begin()
-        time.sleep(2)  # the listening end of the cable comes first
+        _wait_for_listener(port)
         self.near.begin()
         for guest, address in ((self.near, NEAR), (self.far, FAR)):
             guest.wait_ready()
@@ -131,3 +131,21 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _wait_for_listener(port: int, seconds: float = 60) -> None:
+    """Until QEMU listens on the port. One that connects too early has a dead cable and does not say so; to connect for a
+    try would take the cable's one place."""
+    deadline = time.monotonic() + seconds
+    wanted = f"0100007F:{port:04X}"
+    while True:
+        sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        if any(one[1] == wanted and one[3] == LISTEN for one in sockets):
+            return
+        if time.monotonic() > deadline:
+            raise Failed(f"the cable's listening end did not come within {seconds:.0f} s (port {port})")
+        time.sleep(0.1)
+
+
+#: TCP's state in /proc/net/tcp
+LISTEN = "0A"
