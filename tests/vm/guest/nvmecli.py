@@ -46,10 +46,7 @@ class Controller:
         return self.attribute("state")
 
     def attribute(self, name: str) -> str:
-        try:
-            return read(self.sysfs / name)
-        except OSError:
-            return ""
+        return _seen(self.sysfs / name)
 
     def live(self) -> bool:
         return self.state == "live"
@@ -67,15 +64,14 @@ class Controller:
         for folder in filter(None, (subsystem_of(self.name), self.sysfs, subsystem)):
             for disk in sorted(Path(folder).glob("nvme*n*")):
                 name = disk.name
-                if "c" in name.removeprefix("nvme") or not (disk / "size").exists():
-                    continue
-                if read(disk / "nsid") == str(nsid) and int(read(disk / "size")) > 0:
-                    return name
+                if "c" not in name.removeprefix("nvme") and _seen(disk / "nsid") == str(nsid):
+                    if int(_seen(disk / "size") or 0) > 0:
+                        return name
         return None
 
     def path(self, nsid: int = 1) -> Path | None:
         """sysfs of a namespace's path through this controller, where multipath is on."""
-        found = (path for path in self.sysfs.glob("nvme*c*n*") if read(path / "nsid") == str(nsid))
+        found = (path for path in self.sysfs.glob("nvme*c*n*") if _seen(path / "nsid") == str(nsid))
         return next(found, None)
 
     def ana_state(self, nsid: int = 1) -> str:
@@ -121,6 +117,15 @@ class Controller:
         """Disconnects without the tools (see `connect_without_tools`)."""
         write(self.sysfs / "delete_controller", 1)
         eventually(f"{self.name} is gone", lambda: not self.sysfs.exists(), timeout)
+
+
+def _seen(attribute: Path) -> str:
+    """A sysfs attribute of something that comes and goes: nothing while it is not there. The kernel shows a folder before
+    all its attributes."""
+    try:
+        return read(attribute)
+    except OSError:
+        return ""
 
 
 def subsystem_of(controller: str) -> Path | None:
