@@ -128,7 +128,7 @@ impl Command {
     /// A reserved FUSE value or a PSDT other than 01b (fabrics carries SGLs, and a metadata pointer that is a plain
     /// address) is Invalid Field; a descriptor that this transport does not carry is SGL Descriptor Type Invalid. The
     /// descriptor of a command that moves no data is not looked at.
-    #[inline]
+    #[inline(always)]
     pub fn parse(sqe: &[u8; SQE_LEN]) -> Result<Self, BadCommand> {
         let sqe: &Sqe = zerocopy::transmute_ref!(sqe);
         let cid = sqe.cid.get();

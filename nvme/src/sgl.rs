@@ -91,25 +91,21 @@ impl Sgl {
     ///
     /// # Errors
     /// A type or subtype that this transport does not carry is SGL Descriptor Type Invalid.
-    #[inline]
+    #[inline(always)]
     pub fn parse(bytes: &[u8; SGL_LEN]) -> Result<Self, Status> {
         // Two loads; what follows works on registers.
         let [addr, rest]: [U64; 2] = zerocopy::transmute!(*bytes);
-        let (addr, [l0, l1, l2, l3, k1, k2, k3, id]) = (addr.get(), rest.get().to_le_bytes());
-        let len = u32::from_le_bytes([l0, l1, l2, l3]);
+        let (addr, rest) = (addr.get(), rest.get());
+        let len = low(rest);
+        let [id, ..] = (rest >> 56).to_le_bytes();
         match id {
             KEYED_ADDRESS | KEYED_INVALIDATE => {
-                let len = u32::from_le_bytes([l0, l1, l2, 0]);
+                let len = len & 0xff_ffff;
                 if len == 0 {
                     // A null keyed descriptor is how the Linux host says "no data"; its key means nothing.
                     return Ok(Self::None);
                 }
-                Ok(Self::Keyed(KeyedSgl {
-                    addr,
-                    len,
-                    rkey: u32::from_le_bytes([l3, k1, k2, k3]),
-                    invalidate: id == KEYED_INVALIDATE,
-                }))
+                Ok(Self::Keyed(KeyedSgl { addr, len, rkey: low(rest >> 24), invalidate: id == KEYED_INVALIDATE }))
             }
             DATA_BLOCK_ADDRESS | DATA_BLOCK_OFFSET if len == 0 => Ok(Self::None),
             DATA_BLOCK_OFFSET => Ok(Self::InCapsule { offset: addr, len }),
@@ -125,7 +121,7 @@ impl Sgl {
     /// # Errors
     /// Data SGL Length Invalid when it is shorter; SGL Descriptor Type Invalid for in-capsule data of a transfer to the
     /// host.
-    #[inline]
+    #[inline(always)]
     pub fn check_transfer(&self, needed: u32, to_host: bool) -> Result<(), Status> {
         if needed == 0 {
             return Ok(());
@@ -154,7 +150,7 @@ impl Sgl {
 ///
 /// # Errors
 /// Data SGL Length Invalid.
-#[inline]
+#[inline(always)]
 pub fn check_length(described: u32, needed: u32) -> Result<(), Status> {
     if described < needed {
         return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
@@ -167,7 +163,7 @@ pub fn check_length(described: u32, needed: u32) -> Result<(), Status> {
 ///
 /// # Errors
 /// SGL Offset Invalid when the offset lies outside, Data SGL Length Invalid when the data end outside.
-#[inline]
+#[inline(always)]
 pub fn check_in_capsule(offset: u64, len: u32, capacity: u32) -> Result<Range<usize>, Status> {
     let offset = u32::try_from(offset).map_err(|_| Status::SGL_OFFSET_INVALID.dnr())?;
     let room = capacity.checked_sub(offset).ok_or(Status::SGL_OFFSET_INVALID.dnr())?;
@@ -213,6 +209,13 @@ pub fn resolve_last_segment(bytes: &[u8], max: usize) -> Result<KeyedList, Statu
         return Err(Status::SGL_TYPE_INVALID.dnr());
     }
     Ok(list)
+}
+
+/// The low half.
+#[inline(always)]
+fn low(value: u64) -> u32 {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }
 
 // Descriptor type in the high half, subtype in the low half of byte 15.

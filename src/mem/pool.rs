@@ -21,12 +21,13 @@ const NONE: u32 = u32::MAX;
 pub struct Buffer {
     base: NonNull<u8>,
     len: u32,
-    /// First 4 KiB block of it in its pool.
-    block: u32,
-    /// First byte of its pool in the arena.
-    pool_offset: usize,
     order: u8,
+    /// The name of its pool.
+    pool: u8,
 }
+
+// Buffers move with their commands, at every step.
+const _: () = assert!(size_of::<Option<Buffer>>() == 16);
 
 // SAFETY: a buffer is the only claim on its bytes, and the arena outlives the reactor that hands it to others.
 unsafe impl Send for Buffer {}
@@ -57,9 +58,9 @@ impl Buffer {
         self.base.as_ptr()
     }
 
-    /// Bytes before it in its arena.
-    pub fn arena_offset(&self) -> usize {
-        self.pool_offset + ((self.block as usize) << MIN_SHIFT)
+    /// The name of the pool that it is from.
+    pub fn pool(&self) -> u8 {
+        self.pool
     }
 
     /// Registers just this buffer with a device. Whoever holds the buffer deregisters before giving it back.
@@ -96,8 +97,7 @@ pub struct PoolStats {
 #[derive(Debug)]
 pub struct Pool {
     base: NonNull<u8>,
-    /// Bytes before it in the arena.
-    offset: usize,
+    name: u8,
     /// 4 KiB blocks.
     blocks: u32,
     free_blocks: u32,
@@ -122,6 +122,14 @@ impl Pool {
     /// # Panics
     /// If that is not inside the arena or larger than 16 TiB: sizes are the caller's own.
     pub fn new(arena: &Arena, offset: usize, bytes: usize) -> Self {
+        Self::named(0, arena, offset, bytes)
+    }
+
+    /// As `new`, with a name that its buffers carry.
+    ///
+    /// # Panics
+    /// As `new`.
+    pub fn named(name: u8, arena: &Arena, offset: usize, bytes: usize) -> Self {
         assert!(offset.is_multiple_of(Self::MAX_BUFFER), "a pool at {offset}");
         assert!(
             offset <= arena.len() && bytes <= arena.len() - offset,
@@ -133,7 +141,7 @@ impl Pool {
         let mut pool = Self {
             // SAFETY: offset <= len, so this is inside the mapping or one past its end.
             base: unsafe { arena.base().add(offset) },
-            offset,
+            name,
             blocks,
             free_blocks: blocks,
             head: [NONE; ORDERS],
@@ -154,13 +162,13 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes (0 counts as 1), or `None` if none is free: wait, or it is too large for ever.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, len: usize) -> Option<Buffer> {
         self.take_leaving(len, 0)
     }
 
     /// As `take`, but `None` too if fewer than `rest` bytes would be left.
-    #[inline]
+    #[inline(always)]
     pub fn take_leaving(&mut self, len: usize, rest: usize) -> Option<Buffer> {
         if len > Self::MAX_BUFFER {
             return None;
@@ -177,7 +185,7 @@ impl Pool {
         self.free_blocks = left;
         // SAFETY: block < blocks, so the offset lies inside the arena that `new` was given.
         let base = unsafe { self.base.add((block as usize) << MIN_SHIFT) };
-        Some(Buffer { base, len: len as u32, block, pool_offset: self.offset, order })
+        Some(Buffer { base, len: len as u32, order, pool: self.name })
     }
 
     #[cold]
@@ -192,17 +200,16 @@ impl Pool {
     ///
     /// # Panics
     /// If it is of another pool.
-    #[inline]
+    #[inline(always)]
     pub fn give(&mut self, buffer: Buffer) {
-        let Buffer { base, block, order, .. } = buffer;
-        assert!(
-            block < self.blocks
-                && base.as_ptr() as usize == self.base.as_ptr() as usize + ((block as usize) << MIN_SHIFT),
-            "a buffer returned to a pool that it was not taken from"
-        );
+        let Buffer { base, order, .. } = buffer;
+        let block = (base.as_ptr() as usize).wrapping_sub(self.base.as_ptr() as usize) >> MIN_SHIFT;
+        assert!(block < self.blocks as usize, "a buffer returned to a pool that it was not taken from");
+        let block = block as u32;
         self.free_blocks += 1 << order;
         let cache = &mut self.cache[usize::from(order)];
-        if order < MAX_ORDER && cache.len() < CACHE {
+        // The stacks never grow.
+        if order < MAX_ORDER && cache.len() < cache.capacity() {
             cache.push(block);
         } else {
             self.merge(block, order);
@@ -233,6 +240,7 @@ impl Pool {
         }
     }
 
+    #[cold]
     fn merge(&mut self, mut block: u32, mut order: u8) {
         while order < MAX_ORDER {
             let buddy = block ^ (1 << order);

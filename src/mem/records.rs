@@ -27,26 +27,26 @@ impl<const N: usize> Records<N> {
     }
 
     /// Address of a record, for work requests.
-    #[inline]
+    #[inline(always)]
     pub fn addr(&self, at: u32) -> u64 {
         self.ptr(at) as u64
     }
 
     /// A copy of a record.
-    #[inline]
+    #[inline(always)]
     pub fn read(&self, at: u32) -> [u8; N] {
         // SAFETY: `ptr` checked the bound; bytes have no alignment; the arena is initialised.
         unsafe { self.ptr(at).cast::<[u8; N]>().read_unaligned() }
     }
 
     /// Replaces a record.
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, at: u32, record: [u8; N]) {
         // SAFETY: as in `read`; `&mut self` makes this the only access of ours.
         unsafe { self.ptr(at).cast::<[u8; N]>().write_unaligned(record) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn ptr(&self, at: u32) -> *mut u8 {
         assert!((at as usize) < self.count, "record {at} of {}", self.count);
         // SAFETY: at < count, and `new` checked that count records fit.

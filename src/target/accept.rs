@@ -9,11 +9,11 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 use super::fused::Detour;
-use super::memory::{Home, SlotId};
+use super::memory::{Home, Memory, SlotId};
 use super::options::ADMIN_IN_CAPSULE;
 use super::private_data::{QueueRequest, RejectStatus};
 use super::queue::{CloseReason, Life, Queue};
-use super::reactor::Reactor;
+use super::reactor::{Device, Reactor};
 use super::request::{Tag, TagKind};
 use super::share::STRANGERS;
 use super::shared::{Activity, ControlMessage, QueueKey};
@@ -184,7 +184,7 @@ impl<P: Provider> Reactor<P> {
     /// Posts shared receives until the admitted queues have theirs. `false` when memory is short.
     pub(crate) fn top_up(&mut self, device: usize) -> bool {
         while self.devices[device].as_ref().is_some_and(|device| device.posted < device.wanted) {
-            if !self.post_new_receive(device, Home::Shared { device }) {
+            if !self.post_new_receive(device, Home::Shared { device: device as u32 }) {
                 return false;
             }
         }
@@ -199,26 +199,44 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Posts a slot where it belongs. On failure the slot is free again: the queue pair is dying.
-    #[inline(always)]
     pub(crate) fn post_slot(&mut self, at: usize, slot: SlotId) -> bool {
         let Some(device) = self.devices[at].as_mut() else {
             self.memory.free_slot(slot);
             return false;
         };
-        let queue = match self.memory.slots[slot as usize].home {
+        let to = match self.memory.slots[slot as usize].home {
             Home::Shared { .. } => RecvQueue::Shared,
             Home::Queue { queue } => RecvQueue::Qp(self.queues[queue as usize].qp),
             Home::Free => return false,
         };
-        let (sges, count) = self.memory.receive_sges(slot, device.mr.lkey);
-        let tag = Tag { kind: TagKind::Receive, generation: self.memory.slots[slot as usize].generation, index: slot };
-        if device.endpoint.post_recv(queue, tag.encode(), &sges[..count]).is_err() {
-            self.memory.free_slot(slot);
-            return false;
-        }
-        if queue == RecvQueue::Shared {
-            device.posted += 1;
-        }
-        true
+        post_receive(device, to, &mut self.memory, slot)
     }
+}
+
+/// Posts the receive of a slot again that took a command of a queue that is live, or frees the slot when the queues that needed
+/// it are gone.
+#[inline(always)]
+pub(super) fn repost<P: Provider>(device: &mut Device<P>, queue: &Queue, memory: &mut Memory, slot: SlotId) {
+    let to = match memory.slots[slot as usize].home {
+        Home::Free => return,
+        Home::Shared { .. } if device.posted >= device.wanted => return memory.free_slot(slot),
+        Home::Shared { .. } => RecvQueue::Shared,
+        Home::Queue { .. } => RecvQueue::Qp(queue.qp),
+    };
+    post_receive(device, to, memory, slot);
+}
+
+/// Posts a slot's receive. On failure the slot is free again: the queue pair is dying.
+#[inline(always)]
+fn post_receive<P: Provider>(device: &mut Device<P>, to: RecvQueue, memory: &mut Memory, slot: SlotId) -> bool {
+    let (sges, count) = memory.receive_sges(slot, device.mr.lkey);
+    let tag = Tag { kind: TagKind::Receive, generation: memory.slots[slot as usize].generation, index: slot };
+    if device.endpoint.post_recv(to, tag.encode(), &sges[..count]).is_err() {
+        memory.free_slot(slot);
+        return false;
+    }
+    if to == RecvQueue::Shared {
+        device.posted += 1;
+    }
+    true
 }

@@ -15,10 +15,11 @@ use tracing::warn;
 
 use super::latency::Stage;
 use super::limits::Line;
-use super::queue::{CloseReason, Life};
-use super::reactor::Reactor;
+use super::memory::Memory;
+use super::queue::{CloseReason, Life, Queue};
+use super::reactor::{Device, Reactor};
 use super::request::{Direction, HostData, Job, MAX_DESCRIPTORS, Request, RequestId, State, Tag, TagKind};
-use super::share::Of;
+use super::share::{Of, Shares};
 use crate::mutation::{self, Mutation};
 use crate::rdma::{Access, Endpoint, PostError, Provider, QpId, SendOp, SendWr, Sge};
 
@@ -276,32 +277,15 @@ impl<P: Provider> Reactor<P> {
 
     /// Posts the data for the host and the response: the WRITEs unsignaled, the SEND behind them, one doorbell for both.
     pub(crate) fn respond(&mut self, id: RequestId, now: Duration) {
-        let (request, list) = self.requests.with_list(id);
+        let Self { devices, queues, requests, memory, shares, .. } = self;
+        let (request, list) = requests.with_list(id);
         let at = request.queue;
         request.state = State::Responding;
-        let queue = &mut self.queues[at as usize];
-        let Some(device) = self.devices[queue.device].as_mut() else { return };
-        let to_host = request.direction == Direction::ToHost && request.completion.status.is_success();
-        if to_host && post_writes(&mut device.endpoint, queue.qp, device.mr.lkey, id, request, list).is_err() {
-            return self.close_queue(at, CloseReason::ConnectionLost, now);
-        }
-        if !to_host || mutation::is_on(Mutation::BufferReusedEarly) {
-            self.buffers_returned |= self.shares.give(request, &mut self.memory);
-        }
-        queue.outstanding = queue.outstanding.saturating_sub(1);
-        let sqhd = queue.next_sqhd();
-        let op = match request.invalidate {
-            Some(rkey) if device.invalidate && !mutation::is_on(Mutation::MissedInvalidate) => {
-                SendOp::SendInvalidate { rkey }
-            }
-            _ => SendOp::Send,
-        };
-        let cqe = request.completion.encode(sqhd, queue.request.qid);
-        let tag = Tag { kind: TagKind::Send, generation: request.generation, index: id };
-        let sge = self.memory.completion(id, cqe, device.mr.lkey);
-        let wr = SendWr { tag: tag.encode(), op, sge, signaled: true, solicited: true, inline: device.inline };
-        if device.endpoint.post_send(queue.qp, &wr).is_err() {
-            self.close_queue(at, CloseReason::ConnectionLost, now);
+        let queue = &mut queues[at as usize];
+        let Some(device) = devices[queue.device].as_mut() else { return };
+        match post_answer(device, queue, id, request, list, memory, shares) {
+            Ok(returned) => self.buffers_returned |= returned,
+            Err(_) => self.close_queue(at, CloseReason::ConnectionLost, now),
         }
     }
 
@@ -328,24 +312,24 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A response was sent: its data too, since WRITEs go before it on the same queue pair.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn on_sent(&mut self, tag: Tag, now: Duration) {
+        let Self { queues, requests, memory, shares, .. } = self;
         let id = tag.index;
-        let Some(request) = self.requests.find_mut(id, tag.generation) else { return };
+        let Some((request, free)) = requests.find_ending(id, tag.generation) else { return };
         let (at, close_after) = (request.queue, request.close_after);
-        let queue = &mut self.queues[at as usize];
-        if queue.life != Life::Live {
-            return;
-        }
+        let Some(queue) = queues.get_mut(at as usize).filter(|queue| queue.life == Life::Live) else { return };
         queue.progress = queue.progress.wrapping_add(1);
         queue.send_credits += u32::from(request.credits);
         let waits = !queue.wait_credits.is_empty();
+        self.buffers_returned |= shares.give(request, memory);
         if self.timing {
             self.end_stage(id, Stage::Send, now);
+            self.requests.release(id);
+        } else {
+            request.clear();
+            free.push(id);
         }
-        let request = &mut self.requests[id];
-        self.buffers_returned |= self.shares.give(request, &mut self.memory);
-        self.requests.release(id);
         if close_after {
             self.close_queue(at, CloseReason::QueueDisconnect, now);
         } else if waits {
@@ -357,6 +341,24 @@ impl<P: Provider> Reactor<P> {
     pub(crate) fn return_buffers(&mut self, id: RequestId) {
         self.buffers_returned |= self.shares.give(&mut self.requests[id], &mut self.memory);
     }
+}
+
+/// Posts what answers a command that is `Responding`: its data for the host, if it has any and succeeded, and the response behind them. Whether buffers
+/// came back by it.
+#[inline(always)]
+pub(super) fn post_answer<P: Provider>(
+    device: &mut Device<P>,
+    queue: &mut Queue,
+    id: RequestId,
+    request: &mut Request,
+    list: &[KeyedSgl; MAX_DESCRIPTORS],
+    memory: &mut Memory,
+    shares: &mut Shares,
+) -> Result<bool, PostError> {
+    if request.direction == Direction::ToHost && request.completion.status.is_success() {
+        post_writes(&mut device.endpoint, queue.qp, device.mr.lkey, id, request, list)?;
+    }
+    post_response(device, queue, id, request, memory, shares)
 }
 
 /// Posts the data for the host: an RDMA WRITE per descriptor that takes some of them.
@@ -377,11 +379,50 @@ fn post_writes<E: Endpoint>(
         if len == 0 {
             continue;
         }
-        let op = SendOp::RdmaWrite { remote: descriptor.addr, rkey: mutation::rkey(descriptor.rkey) };
-        let sge = Sge { addr, len, lkey };
-        endpoint.post_send(qp, &SendWr { tag, op, sge, signaled: false, solicited: false, inline: false })?;
+        post_write(endpoint, qp, tag, Sge { addr, len, lkey }, descriptor)?;
         addr += u64::from(len);
         left -= len;
     }
     Ok(())
+}
+
+/// Posts one RDMA WRITE, unsignaled: the response behind it tells of it too.
+#[inline(always)]
+pub(super) fn post_write<E: Endpoint>(
+    endpoint: &mut E,
+    qp: QpId,
+    tag: u64,
+    sge: Sge,
+    to: &KeyedSgl,
+) -> Result<(), PostError> {
+    let op = SendOp::RdmaWrite { remote: to.addr, rkey: mutation::rkey(to.rkey) };
+    endpoint.post_send(qp, &SendWr { tag, op, sge, signaled: false, solicited: false, inline: false })
+}
+
+/// Posts the response of a command that is `Responding`. Whether buffers came back by it: those without data on their way to the host.
+#[inline(always)]
+pub(super) fn post_response<P: Provider>(
+    device: &mut Device<P>,
+    queue: &mut Queue,
+    id: RequestId,
+    request: &mut Request,
+    memory: &mut Memory,
+    shares: &mut Shares,
+) -> Result<bool, PostError> {
+    let to_host = request.direction == Direction::ToHost && request.completion.status.is_success();
+    let returned = (!to_host || mutation::is_on(Mutation::BufferReusedEarly)) && shares.give(request, memory);
+    queue.outstanding = queue.outstanding.saturating_sub(1);
+    let sqhd = queue.next_sqhd();
+    let op = match request.invalidate {
+        Some(rkey) if device.invalidate && !mutation::is_on(Mutation::MissedInvalidate) => {
+            SendOp::SendInvalidate { rkey }
+        }
+        _ => SendOp::Send,
+    };
+    let cqe = request.completion.encode(sqhd, queue.request.qid);
+    let tag = Tag { kind: TagKind::Send, generation: request.generation, index: id };
+    let sge = memory.completion(id, cqe, device.mr.lkey);
+    let wr = SendWr { tag: tag.encode(), op, sge, signaled: true, solicited: true, inline: device.inline };
+    device.endpoint.post_send(queue.qp, &wr)?;
+    Ok(returned)
 }

@@ -160,7 +160,6 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// A backend answered.
-    #[inline(always)]
     pub(crate) fn on_io_done(&mut self, done: IoDone, now: Duration) {
         if is_shutdown(done.token) {
             return self.on_shutdown_flushed(&done);
@@ -181,6 +180,19 @@ impl<P: Provider> Reactor<P> {
             queue.executing = queue.executing.saturating_sub(1);
         }
         request.take_data_back(data);
+        // A plain end of a plain command, which nobody waits for: it is answered at once.
+        let plain = result.is_ok()
+            && request.state == State::Executing
+            && request.abort.is_none()
+            && request.extra.is_none()
+            && !request.is_compare()
+            && !has_several_operations(&command);
+        if plain && self.awaited.is_empty() && self.aborts.is_empty() && !self.timing {
+            let (cid, len) = (request.cid, request.data_len);
+            request.completion = Completion::success(cid);
+            self.namespaces[namespace].counters[self.index as usize].count(&command, len, true);
+            return self.respond(id, now);
+        }
         if request.state == State::Orphan {
             self.release_orphan(id, now);
             return;
@@ -195,14 +207,9 @@ impl<P: Provider> Reactor<P> {
         if self.timing {
             self.end_stage(id, Stage::Backend, now);
         }
-        let request = &mut self.requests[id];
+        let request = &self.requests[id];
         let cid = request.cid;
         self.namespaces[namespace].counters[self.index as usize].count(&command, request.data_len, result.is_ok());
-        let plain = result.is_ok() && request.abort.is_none() && request.extra.is_none() && !request.is_compare();
-        if plain && self.awaited.is_empty() && self.aborts.is_empty() {
-            request.completion = Completion::success(cid);
-            return self.respond(id, now);
-        }
         let mut status = match result {
             Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),

@@ -21,7 +21,7 @@ pub(crate) enum Home {
     Free,
     /// Posted to a device's shared receive queue.
     Shared {
-        device: usize,
+        device: u32,
     },
     /// Posted to a queue pair's own receive queue.
     Queue {
@@ -49,9 +49,6 @@ pub(crate) struct Memory {
     page_len: usize,
     /// Bytes of their pool that a page takes.
     page_footprint: usize,
-    /// Where the pages and the admin pool start in the arena.
-    pages_start: usize,
-    admin_start: usize,
     commands: Records<64>,
     completions: Records<16>,
     arena: Rc<Arena>,
@@ -61,10 +58,10 @@ impl Memory {
     pub(crate) fn new(options: &Options) -> Result<Self, MemError> {
         let plan = options.memory_plan();
         let arena = Arena::new(plan.arena)?;
-        let pool = Pool::new(&arena, 0, plan.pool);
+        let pool = Pool::named(Origin::Data as u8, &arena, 0, plan.pool);
         let admin_start = plan.pool + plan.pages;
-        let pages = Pool::new(&arena, plan.pool, plan.pages);
-        let admin_pool = Pool::new(&arena, admin_start, plan.admin_pool);
+        let pages = Pool::named(Origin::Page as u8, &arena, plan.pool, plan.pages);
+        let admin_pool = Pool::named(Origin::Admin as u8, &arena, admin_start, plan.admin_pool);
         let after_pools = admin_start + plan.admin_pool;
         let commands = Records::new(&arena, after_pools, options.receive_slots as usize);
         let completions = Records::new(&arena, after_pools + plan.commands, options.requests());
@@ -78,8 +75,6 @@ impl Memory {
             starved: Vec::new(),
             page_len: options.receive_page(),
             page_footprint: Pool::footprint(options.receive_page()),
-            pages_start: plan.pool,
-            admin_start,
             commands,
             completions,
             arena: Rc::new(arena),
@@ -91,19 +86,22 @@ impl Memory {
     }
 
     /// Takes a buffer back into the pool that it came from, and tells which.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&mut self, buffer: Buffer) -> Origin {
-        let offset = buffer.arena_offset();
-        if offset < self.pages_start {
-            self.pool.give(buffer);
-            Origin::Data
-        } else if offset < self.admin_start {
-            self.pages.give(buffer);
-            Origin::Page
-        } else {
-            self.admin_pool.give(buffer);
-            Origin::Admin
-        }
+        let origin = Origin::of(&buffer);
+        let pool = match origin {
+            Origin::Data => &mut self.pool,
+            Origin::Page => &mut self.pages,
+            Origin::Admin => &mut self.admin_pool,
+        };
+        pool.give(buffer);
+        origin
+    }
+
+    /// Where a slot's receive stood that completed; `None` when the slot has moved on.
+    #[inline(always)]
+    pub(crate) fn home(&self, slot: SlotId, generation: u32) -> Option<Home> {
+        self.slots.get(slot as usize).filter(|slot| slot.generation == generation).map(|slot| slot.home)
     }
 
     /// A free slot with a page, or `None` when either is missing.
@@ -142,7 +140,7 @@ impl Memory {
     }
 
     /// Frees the slots of a device that is gone.
-    pub(crate) fn free_shared_slots(&mut self, device: usize) {
+    pub(crate) fn free_shared_slots(&mut self, device: u32) {
         self.free_slots_where(|home| home == Home::Shared { device });
     }
 
@@ -169,7 +167,7 @@ impl Memory {
 
     /// Takes the page out of a slot and puts a fresh one in; `None` when there is none to spare: the receives that are not posted
     /// yet keep theirs, so that however many commands wait for a disk, a new host's queue finds its pages.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn swap_page(&mut self, slot: SlotId) -> Option<Buffer> {
         let receives = (self.free_slots.len() + self.starved.len()) * self.page_footprint;
         let fresh = self.pages.take_leaving(self.page_len, receives)?;
@@ -177,7 +175,7 @@ impl Memory {
     }
 
     /// The elements of a slot's receive: the command, then the page.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive_sges(&self, slot: SlotId, lkey: u32) -> ([Sge; 2], usize) {
         let command = Sge { addr: self.commands.addr(slot), len: 64, lkey };
         match &self.slots[slot as usize].page {
@@ -187,13 +185,13 @@ impl Memory {
     }
 
     /// Copies a received command out. Its receive completed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn command(&self, slot: SlotId) -> [u8; 64] {
         self.commands.read(slot)
     }
 
     /// Writes a response and returns the element that sends it. The request's previous response was sent.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn completion(&mut self, request: u32, cqe: [u8; 16], lkey: u32) -> Sge {
         self.completions.write(request, cqe);
         Sge { addr: self.completions.addr(request), len: 16, lkey }

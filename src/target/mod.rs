@@ -50,6 +50,7 @@ mod shutdown;
 #[cfg(test)]
 mod simulated;
 mod stall;
+mod straight;
 mod teardown;
 mod ticket;
 

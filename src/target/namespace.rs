@@ -170,6 +170,12 @@ impl Namespace {
         concerned && self.locks.iter().any(|lock| lock.covers(blocks))
     }
 
+    /// Nothing but its view speaks against a command: no gate, no limit, no lock.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.gate.is_none() && self.start_epoch == self.epoch && !self.limiter.is_on()
+    }
+
     /// Checks a command again that was checked against an earlier view.
     pub(crate) fn recheck(&self, command: &IoCommand, sender: &Sender) -> Result<(), Status> {
         if self.removed {
@@ -236,6 +242,7 @@ impl Namespaces {
     }
 
     /// Index of a namespace, by the place of its subsystem and its NSID.
+    #[inline(always)]
     pub(crate) fn find(&self, place: u32, nsid: u32) -> Option<u32> {
         self.subsystems.get(place as usize)?.1.get(nsid as usize)?.checked_sub(1)
     }

@@ -108,7 +108,7 @@ pub(crate) struct Reactor<P: Provider> {
     next_event_check: Duration,
     done: Vec<IoDone>,
     ready: Vec<u32>,
-    completions: Box<[Completion; BATCH]>,
+    completions: Box<[Completion]>,
     context: QueueContext,
     pub(crate) memory: Memory,
 }
@@ -249,15 +249,16 @@ impl<P: Provider> Reactor<P> {
 
     fn poll_devices(&mut self, now: Duration) -> bool {
         let mut worked = false;
+        let mut completions = std::mem::take(&mut self.completions);
         for at in 0..self.devices.len() {
             let Some(device) = self.devices[at].as_mut() else { continue };
-            let count = device.endpoint.poll(now, &mut self.completions[..]);
-            for position in 0..count {
-                let completion = self.completions[position];
+            let count = device.endpoint.poll(now, &mut completions);
+            for completion in completions.iter().take(count) {
                 self.on_completion(at, completion, now);
             }
             worked |= count > 0;
         }
+        self.completions = completions;
         worked
     }
 
@@ -305,24 +306,29 @@ impl<P: Provider> Reactor<P> {
         }
     }
 
-    fn on_completion(&mut self, device: usize, completion: Completion, now: Duration) {
+    #[inline(always)]
+    fn on_completion(&mut self, device: usize, completion: &Completion, now: Duration) {
         let Some(tag) = Tag::decode(completion.tag) else {
             error!(reactor = self.index, tag = completion.tag, "a completion with a tag that was never posted");
             return;
         };
         match tag.kind {
             TagKind::Receive => self.on_receive(device, tag, completion, now),
-            TagKind::Send if completion.status == WcStatus::Success => self.on_sent(tag, now),
-            TagKind::Read if completion.status == WcStatus::Success => self.on_read(tag, now),
-            TagKind::Write if completion.status == WcStatus::Success => {}
             TagKind::Drain => self.on_drained(tag, now),
-            TagKind::Send => self.on_work_failed("a response", tag, completion.status, now),
-            TagKind::Read => self.on_work_failed("an RDMA READ", tag, completion.status, now),
-            TagKind::Write => self.on_work_failed("an RDMA WRITE", tag, completion.status, now),
+            _ if completion.status != WcStatus::Success => self.on_work_failed(tag, completion.status, now),
+            TagKind::Send => self.on_sent(tag, now),
+            TagKind::Read => self.on_read(tag, now),
+            TagKind::Write => {}
         }
     }
 
-    fn on_work_failed(&mut self, what: &'static str, tag: Tag, status: WcStatus, now: Duration) {
+    #[cold]
+    fn on_work_failed(&mut self, tag: Tag, status: WcStatus, now: Duration) {
+        let what = match tag.kind {
+            TagKind::Read => "an RDMA READ",
+            TagKind::Write => "an RDMA WRITE",
+            _ => "a response",
+        };
         if let Some(request) = self.requests.find(tag.index, tag.generation) {
             let queue = request.queue;
             let device = self.queues.get(queue as usize).map(|queue| queue.device);
@@ -535,7 +541,7 @@ impl<P: Provider> Reactor<P> {
         }
         let id = device.id;
         drop(device);
-        self.memory.free_shared_slots(at);
+        self.memory.free_shared_slots(at as u32);
         self.shared.control_mail.send(ControlMessage::DeviceReleased(id));
     }
 

@@ -229,6 +229,21 @@ impl Request {
         }
     }
 
+    /// It is over: the slot waits for its next command.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        debug_assert!(self.buffer.is_none() && self.second.is_none(), "a request is freed with its buffer");
+        debug_assert!(self.state != State::Free, "a request is freed twice");
+        self.state = State::Free;
+        self.generation = self.generation.wrapping_add(1) & GENERATION_MASK;
+        self.command = None;
+        self.abort_reply = None;
+        self.extra = None;
+        if self.payload.capacity() > 0 {
+            self.payload = Vec::new();
+        }
+    }
+
     pub(crate) fn is_compare(&self) -> bool {
         matches!(self.job, Job::Io { command: IoCommand::Compare { .. }, .. })
     }
@@ -314,9 +329,10 @@ impl Requests {
     }
 
     /// A free slot for a command of `queue`.
-    pub(crate) fn take(&mut self, queue: u32, cid: u16) -> Option<RequestId> {
+    #[inline(always)]
+    pub(crate) fn take(&mut self, queue: u32, cid: u16) -> Option<(RequestId, &mut Request)> {
         let id = self.free.pop()?;
-        let slot = &mut self.slots[id as usize];
+        let slot = self.slots.get_mut(id as usize)?;
         slot.state = State::Received;
         slot.queue = queue;
         slot.cid = cid;
@@ -340,24 +356,25 @@ impl Requests {
         slot.abort = None;
         slot.subject = Subject::default();
         slot.close_after = false;
-        Some(id)
+        Some((id, slot))
     }
 
     /// Gives a slot back. Its buffers were taken out before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&mut self, id: RequestId) {
-        let slot = &mut self.slots[id as usize];
-        debug_assert!(slot.buffer.is_none() && slot.second.is_none(), "a request is freed with its buffer");
-        debug_assert!(slot.state != State::Free, "a request is freed twice");
-        slot.state = State::Free;
-        slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
-        slot.command = None;
-        slot.abort_reply = None;
-        slot.extra = None;
-        if slot.payload.capacity() > 0 {
-            slot.payload = Vec::new();
-        }
+        self.slots[id as usize].clear();
         self.free.push(id);
+    }
+
+    /// As `find_mut`, and the list that the request goes to when it is cleared.
+    #[inline(always)]
+    pub(crate) fn find_ending(
+        &mut self,
+        id: RequestId,
+        generation: u32,
+    ) -> Option<(&mut Request, &mut Vec<RequestId>)> {
+        let slot = self.slots.get_mut(id as usize)?;
+        (slot.generation == generation && slot.state != State::Free).then_some((slot, &mut self.free))
     }
 
     /// Whether what is left is the reserve.
@@ -409,7 +426,7 @@ impl Requests {
     }
 
     /// As `find`, to change it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find_mut(&mut self, id: RequestId, generation: u32) -> Option<&mut Request> {
         self.slots.get_mut(id as usize).filter(|slot| slot.generation == generation && slot.state != State::Free)
     }
@@ -488,10 +505,12 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
+    #[inline(always)]
     pub(crate) fn encode(self) -> u64 {
         (self.kind as u64) << 56 | u64::from(self.generation & GENERATION_MASK) << 32 | u64::from(self.index)
     }
 
+    #[inline(always)]
     pub(crate) fn decode(tag: u64) -> Option<Self> {
         let kind = match tag >> 56 {
             1 => TagKind::Receive,
@@ -522,13 +541,13 @@ mod tests {
     #[test]
     fn a_late_completion_does_not_find_the_slots_next_user() {
         let mut requests = Requests::new(1);
-        let id = requests.take(0, 7).unwrap();
+        let (id, _) = requests.take(0, 7).unwrap();
         let generation = requests[id].generation;
         assert!(requests.find(id, generation).is_some());
         assert!(requests.take(0, 8).is_none());
         requests.release(id);
         assert!(requests.find(id, generation).is_none());
-        let again = requests.take(0, 8).unwrap();
+        let (again, _) = requests.take(0, 8).unwrap();
         assert_eq!(again, id);
         assert!(requests.find(id, generation).is_none());
         assert!(requests.find(5, 0).is_none());

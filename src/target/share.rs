@@ -14,20 +14,33 @@ use slab::Slab;
 use super::limits::Limiter;
 use super::memory::Memory;
 use super::request::{Request, RequestId, Requests};
-use crate::mem::Pool;
+use crate::mem::{Buffer, Pool};
 
 /// What a host may hold, as a multiple of what it leaves.
 const SPREAD: usize = 4;
 
 /// Where a buffer came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Origin {
     /// The data pool.
-    Data,
+    Data = 0,
     /// The admin pool.
-    Admin,
+    Admin = 1,
     /// The receive pages: a host has no more of them than it has commands in progress.
-    Page,
+    Page = 2,
+}
+
+impl Origin {
+    /// The pools are named after it.
+    #[inline(always)]
+    pub(crate) fn of(buffer: &Buffer) -> Self {
+        match buffer.pool() {
+            0 => Self::Data,
+            1 => Self::Admin,
+            _ => Self::Page,
+        }
+    }
 }
 
 /// Index of a share. The first one is that of all queues without an association.
@@ -69,6 +82,15 @@ struct Claim {
     /// Bytes.
     held: usize,
     line: VecDeque<RequestId>,
+}
+
+impl Claim {
+    /// Whether so many bytes more are within the host's share.
+    #[inline(always)]
+    fn admits(&self, need: usize, pool: &Pool) -> bool {
+        let left = pool.stats().free.saturating_sub(need);
+        self.held == 0 || (left >= Pool::MAX_BUFFER && self.held + need <= SPREAD * left)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -136,6 +158,19 @@ impl Shares {
         false
     }
 
+    /// The one buffer of a plain command. `None`, and nothing has changed, where `take` might have it wait.
+    #[inline(always)]
+    pub(crate) fn take_one(&mut self, at: ShareId, len: u32, memory: &mut Memory) -> Option<Buffer> {
+        let claim = &mut self.shares.get_mut(at as usize)?.claims[Of::Data as usize];
+        let (len, need) = (len as usize, Pool::footprint(len as usize));
+        if self.short[Of::Data as usize] || !claim.line.is_empty() || !claim.admits(need, &memory.pool) {
+            return None;
+        }
+        let buffer = memory.pool.take(len)?;
+        claim.held += need;
+        Some(buffer)
+    }
+
     /// As `take`, for both halves of a fused pair; `first` stands in the line for both. One of them alone would keep what it has
     /// while the other waits.
     pub(crate) fn take_pair(
@@ -171,11 +206,8 @@ impl Shares {
             Of::Admin => &mut memory.admin_pool,
         };
         let need = requests.iter().map(|request| need(request)).sum::<usize>();
-        if claim.held > 0 {
-            let left = pool.stats().free.saturating_sub(need);
-            if left < Pool::MAX_BUFFER || claim.held + need > SPREAD * left {
-                return Taken::Enough;
-            }
+        if !claim.admits(need, pool) {
+            return Taken::Enough;
         }
         let had = requests.each_ref().map(|request| request.buffer.is_some());
         for at in 0..N {
@@ -267,21 +299,26 @@ impl Shares {
     /// Takes a request's buffers back into the pools that they came from; whether there were any.
     #[inline(always)]
     pub(crate) fn give(&mut self, request: &mut Request, memory: &mut Memory) -> bool {
-        let mut any = false;
-        let share = request.share;
-        for buffer in [request.buffer.take(), request.second.take()].into_iter().flatten() {
-            let bytes = buffer.capacity();
-            let of = match memory.give(buffer) {
-                Origin::Data => Some(Of::Data),
-                Origin::Admin => Some(Of::Admin),
-                Origin::Page => None,
-            };
-            if let Some(of) = of {
-                self.shares[share as usize].claims[of as usize].held -= bytes;
-            }
-            any = true;
+        let (buffer, second) = (request.buffer.take(), request.second.take());
+        let any = buffer.is_some() || second.is_some();
+        if let Some(buffer) = buffer {
+            self.give_one(request.share, buffer, memory);
+        }
+        if let Some(second) = second {
+            self.give_one(request.share, second, memory);
         }
         any
+    }
+
+    #[inline(always)]
+    fn give_one(&mut self, at: ShareId, buffer: Buffer, memory: &mut Memory) {
+        let bytes = buffer.capacity();
+        let of = match memory.give(buffer) {
+            Origin::Data => Of::Data,
+            Origin::Admin => Of::Admin,
+            Origin::Page => return,
+        };
+        self.shares[at as usize].claims[of as usize].held -= bytes;
     }
 
     /// Bytes held, over all shares.
@@ -342,7 +379,7 @@ mod tests {
         }
 
         fn request(&mut self, share: ShareId, len: usize) -> RequestId {
-            let id = self.requests.take(0, 0).expect("a request");
+            let (id, _) = self.requests.take(0, 0).expect("a request");
             self.requests[id].share = share;
             self.requests[id].data_len = len as u32;
             id

@@ -202,7 +202,7 @@ impl IoCommand {
 ///
 /// # Errors
 /// The status to answer with; nothing was done.
-#[inline]
+#[inline(always)]
 pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Result<IoCommand, Status> {
     if command.fuse != Fuse::Normal {
         fusible(command, view)?;
@@ -210,11 +210,12 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
     if command.nsid != view.nsid {
         return Err(no_namespace());
     }
-    let io = match command.opcode {
+    // Nearly all commands are these two.
+    match command.opcode {
         opcode::READ => {
             let (slba, blocks) = block_range(command, view)?;
-            let fua = command.cdw12 & FUA != 0;
-            IoCommand::Read { slba, blocks, fua }
+            transferable(command, blocks << view.block_shift, true, limits)?;
+            Ok(IoCommand::Read { slba, blocks, fua: command.cdw12 & FUA != 0 })
         }
         opcode::WRITE => {
             writable(view)?;
@@ -223,9 +224,17 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
                 return Err(Status::INVALID_FIELD.dnr());
             }
             let (slba, blocks) = block_range(command, view)?;
-            let fua = command.cdw12 & FUA != 0;
-            IoCommand::Write { slba, blocks, fua }
+            transferable(command, blocks << view.block_shift, false, limits)?;
+            Ok(IoCommand::Write { slba, blocks, fua: command.cdw12 & FUA != 0 })
         }
+        _ => check_other(command, view, limits),
+    }
+}
+
+/// The commands other than Read and Write.
+#[inline(never)]
+fn check_other(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Result<IoCommand, Status> {
+    let io = match command.opcode {
         opcode::COMPARE => {
             supported(view.compare)?;
             let (slba, blocks) = block_range(command, view)?;
@@ -275,12 +284,17 @@ pub fn check(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Resu
         }
         _ => return Err(Status::INVALID_OPCODE.dnr()),
     };
-    let len = io.data_len(view);
+    transferable(command, io.data_len(view), io.direction() == Transfer::ToHost, limits)?;
+    Ok(io)
+}
+
+/// The data are within MDTS, and the SGL covers them.
+#[inline(always)]
+fn transferable(command: &Command, len: u32, to_host: bool, limits: &IoLimits) -> Result<(), Status> {
     if len > limits.mdts_bytes {
         return Err(Status::INVALID_FIELD.dnr());
     }
-    command.sgl.check_transfer(len, io.direction() == Transfer::ToHost)?;
-    Ok(io)
+    command.sgl.check_transfer(len, to_host)
 }
 
 /// Checks a command again whose namespace changed after [`check`].
@@ -357,7 +371,7 @@ pub fn error_location(status: Status) -> u16 {
 }
 
 /// SLBA and NLB of a Read, Write, Compare, Verify or Write Zeroes, inside the namespace.
-#[inline]
+#[inline(always)]
 fn block_range(command: &Command, view: &NamespaceView) -> Result<(u64, u32), Status> {
     let slba = u64::from(command.cdw10) | u64::from(command.cdw11) << 32;
     let blocks = (command.cdw12 & NLB) + 1;
@@ -365,12 +379,12 @@ fn block_range(command: &Command, view: &NamespaceView) -> Result<(u64, u32), St
     Ok((slba, blocks))
 }
 
-#[inline]
+#[inline(always)]
 fn within(slba: u64, blocks: u64, view: &NamespaceView) -> Result<(), Status> {
     if blocks <= view.blocks && slba <= view.blocks - blocks { Ok(()) } else { Err(Status::LBA_OUT_OF_RANGE.dnr()) }
 }
 
-#[inline]
+#[inline(always)]
 fn writable(view: &NamespaceView) -> Result<(), Status> {
     if view.read_only {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.dnr());
