@@ -24,6 +24,8 @@ pub struct Gate {
     pub(crate) reservation: Option<Guard>,
     /// Ports through which it is not reached, and the answer there.
     pub(crate) unreached: Box<[(u16, Status)]>,
+    /// It was taken away and may come back, or is in the place of one that may: nothing is executed until that is decided.
+    pub(crate) held: bool,
 }
 
 impl Gate {
@@ -44,6 +46,9 @@ impl Gate {
         if let Some((_, status)) = self.unreached.iter().find(|(port, _)| *port == sender.portid) {
             return Err(*status);
         }
+        if self.held {
+            return Err(Status::NAMESPACE_NOT_READY);
+        }
         if let Some(guard) = &self.reservation
             && let Some(writes) = access(io)
             && !guard.admits(&sender.hostid, writes)
@@ -51,6 +56,19 @@ impl Gate {
             return Err(Status::RESERVATION_CONFLICT.dnr());
         }
         Ok(())
+    }
+
+    /// The answer to a command that [`crate::io::check`] refused with `status`. While the namespace is held, what it looks like
+    /// refuses nothing for good.
+    #[must_use]
+    pub fn refusal(&self, status: Status) -> Status {
+        if self.held { Status::NAMESPACE_NOT_READY } else { status }
+    }
+
+    /// Whether nothing is executed because another namespace may have this place in the end.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held
     }
 }
 

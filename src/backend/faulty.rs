@@ -4,7 +4,7 @@
 //! never on a clock. A failed operation does not reach the storage behind. Not for serving anybody's data.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker};
@@ -33,13 +33,18 @@ pub struct Faulty {
     queues: AtomicU64,
 }
 
+const READS: u8 = 1;
+const WRITES: u8 = 2;
+const OTHERS: u8 = 4;
+
 /// What a test does to a [`Faulty`] backend while it is used. Clones control the same one.
 #[derive(Clone, Debug, Default)]
 pub struct FaultControl(Arc<Control>);
 
 #[derive(Default)]
 struct Control {
-    stalled: AtomicBool,
+    /// Which operations do not start: [`READS`], [`WRITES`], [`OTHERS`].
+    stalled: AtomicU8,
     drop_flush: AtomicBool,
     deaf: AtomicBool,
     hang_on_flush: AtomicBool,
@@ -67,12 +72,22 @@ impl Faulty {
 impl FaultControl {
     /// From now on nothing starts, until `release`.
     pub fn stall(&self) {
-        self.0.stalled.store(true, Ordering::Release);
+        self.0.stalled.store(READS | WRITES | OTHERS, Ordering::Release);
+    }
+
+    /// From now on no read starts, until `release`.
+    pub fn stall_reads(&self) {
+        self.0.stalled.store(READS, Ordering::Release);
+    }
+
+    /// From now on no write starts, until `release`.
+    pub fn stall_writes(&self) {
+        self.0.stalled.store(WRITES, Ordering::Release);
     }
 
     /// Ends a stall.
     pub fn release(&self) {
-        self.0.stalled.store(false, Ordering::Release);
+        self.0.stalled.store(0, Ordering::Release);
         self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Waker::wake);
     }
 
@@ -169,7 +184,7 @@ impl IoQueue for FaultyQueue {
             0 => 0,
             most => self.chance.below(u64::from(most) + 1) as u32,
         };
-        if delay == 0 && !self.control.stalled.load(Ordering::Acquire) {
+        if delay == 0 && !self.stalls(&io.op) {
             return self.start(io);
         }
         self.held.push((delay, io));
@@ -179,18 +194,19 @@ impl IoQueue for FaultyQueue {
 
     fn poll(&mut self, done: &mut Vec<IoDone>) {
         done.append(&mut self.answered);
-        if !self.control.stalled.load(Ordering::Acquire) {
-            let held = std::mem::take(&mut self.held);
-            for (delay, io) in held {
-                if delay > 0 {
-                    self.held.push((delay - 1, io));
-                } else if let Submit::Done(answer) = self.start(io) {
-                    done.push(answer);
-                }
+        let mut again = false;
+        for (delay, io) in std::mem::take(&mut self.held) {
+            if self.stalls(&io.op) {
+                self.held.push((delay, io));
+            } else if delay > 0 {
+                self.held.push((delay - 1, io));
+                again = true;
+            } else if let Submit::Done(answer) = self.start(io) {
+                done.push(answer);
             }
-            if !self.held.is_empty() {
-                self.waker.wake();
-            }
+        }
+        if again {
+            self.waker.wake();
         }
         self.inner.poll(done);
     }
@@ -211,6 +227,15 @@ impl IoQueue for FaultyQueue {
 }
 
 impl FaultyQueue {
+    fn stalls(&self, op: &IoOp) -> bool {
+        let kind = match op {
+            IoOp::Read { .. } => READS,
+            IoOp::Write { .. } => WRITES,
+            _ => OTHERS,
+        };
+        self.control.stalled.load(Ordering::Acquire) & kind != 0
+    }
+
     fn fails(&mut self) -> bool {
         let less = |count: u32| count.checked_sub(1);
         self.control.fail_next.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()

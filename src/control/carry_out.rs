@@ -108,8 +108,7 @@ impl<'a> Work<'a> {
             let taken_back = match (change, taken) {
                 (change, Some(taken)) => target.put_back(taken, |nsid| reopen(change, nsid)).map_err(Failure::from),
                 (Change::AddNamespace(nqn, spec), _) => {
-                    let taken = target.take_namespace(nqn, spec.nsid);
-                    taken.map(|taken| drop(target.close(vec![taken]))).map_err(Failure::from)
+                    target.withdraw_namespace(nqn, spec.nsid).map_err(Failure::from)
                 }
                 (Change::AddSubsystem(spec), _) => target.remove_subsystem(&spec.nqn).map(drop).map_err(Failure::from),
                 (change, None) => change.inverse().carry_out(target),
@@ -123,12 +122,14 @@ impl<'a> Work<'a> {
 
     /// What came stays, and what goes does not come back: hosts are told.
     fn finish(self) -> Vec<Draining> {
-        for (change, _) in &self.done {
+        let (mut came, mut gone) = (Vec::new(), Vec::new());
+        for (change, taken) in self.done {
             if let Change::AddNamespace(nqn, spec) = change {
-                self.target.namespace_came(nqn, spec.nsid);
+                came.push((nqn.as_str(), spec.nsid));
             }
+            gone.extend(taken);
         }
-        let draining = self.target.gone(self.done.into_iter().filter_map(|(_, taken)| taken).collect());
+        let draining = self.target.decide(&came, gone);
         for Draining { nqn, nsid, backend } in &draining {
             warn!(
                 "namespace {nsid} of {nqn} is gone, but commands on it have not ended: {backend} is closed when they do"

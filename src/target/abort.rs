@@ -14,7 +14,6 @@ use nvme::reservation::HostId;
 use nvme::status::Status;
 
 use super::fused::Detour;
-use super::locks::NamespaceKey;
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use super::shared::{Message, RequestRef, find_queue};
@@ -171,8 +170,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     /// Ends the commands of hosts that were preempted on a namespace; the ticket is held until backends have let go of the last.
-    pub(crate) fn expel(&mut self, key: NamespaceKey, hosts: &[HostId], ticket: Ticket, now: Duration) {
-        let Some(namespace) = self.namespaces.find_key(key) else { return };
+    pub(crate) fn expel(&mut self, namespace: u32, hosts: &[HostId], ticket: Ticket, now: Duration) {
         let concerned: Vec<RequestId> = self
             .requests
             .of_namespace(namespace)

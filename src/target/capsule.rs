@@ -265,7 +265,8 @@ impl<P: Provider> Reactor<P> {
         };
         let namespace = &self.namespaces[at];
         let (view, epoch) = (&namespace.view, namespace.epoch);
-        let io = nvme::io::check(command, view, &self.shared.io_limits)?;
+        let io = nvme::io::check(command, view, &self.shared.io_limits)
+            .map_err(|status| namespace.gate.as_ref().map_or(status, |gate| gate.refusal(status)))?;
         if let Some(gate) = &namespace.gate {
             gate.check(&association.sender, &io)?;
         }

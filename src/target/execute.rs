@@ -347,7 +347,7 @@ impl<P: Provider> Reactor<P> {
             let fence = control.fence(connected.subsystem, host_id);
             let portid = control.registry.port_of(context.local);
             let older = match (connected.replaces, connected.qid) {
-                (true, _) => control.published_of(connected.subsystem).map(|(nsid, _)| nsid).collect(),
+                (true, _) => control.registry.nsids(connected.subsystem),
                 (false, 0) => control.older_life(connected.ctrl, connected.subsystem, host_id),
                 (false, _) => Vec::new(),
             };

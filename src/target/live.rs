@@ -73,7 +73,7 @@ impl Live {
 }
 
 /// Hosts are told what changed when this is dropped.
-struct HeldEvents<'a>(&'a Target);
+pub(super) struct HeldEvents<'a>(&'a Target);
 
 impl Drop for HeldEvents<'_> {
     fn drop(&mut self) {
@@ -194,7 +194,7 @@ impl Target {
         let added = added.and_then(|()| self.control(|control| set_first_states(&mut control.registry, spec)));
         match &added {
             Ok(()) => keep(spec),
-            Err(_) => drop(self.detach_subsystem(id, &spec.nqn).map(|taken| self.gone(vec![taken]))),
+            Err(_) => drop(self.detach_subsystem(id, &spec.nqn).map(|taken| self.decide(&[], vec![taken]))),
         }
         added
     }
@@ -210,21 +210,10 @@ impl Target {
         Ok(())
     }
 
-    /// Serves one more namespace. Hosts that ask see it, and are not told: [`Self::namespace_came`] does that.
+    /// Serves one more namespace. Hosts that ask see it, and are not told: [`Self::decide`] does that.
     pub(crate) fn insert_namespace(&self, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
         let _guard = self.live.lock();
         self.open_namespace(self.find(nqn)?, nqn, spec)
-    }
-
-    /// A namespace that was inserted stays: hosts are told.
-    pub(crate) fn namespace_came(&self, nqn: &str, nsid: u32) {
-        if let Ok(id) = self.find(nqn) {
-            let came = self.control(|control| {
-                control.registry.namespace_came(id, nsid);
-                control.published.get(&(id, nsid)).map(|published| Arc::clone(&published.backend))
-            });
-            came.iter().for_each(|backend| backend.keep());
-        }
     }
 
     fn open_and_tell(&self, id: SubsystemId, nqn: &str, spec: &NamespaceSpec) -> Result<(), TargetError> {
@@ -346,7 +335,7 @@ impl Target {
     }
 
     /// As `control`, but hosts are told nothing before the guard is dropped.
-    fn control_held<R>(&self, work: impl FnOnce(&mut Control) -> R) -> (R, HeldEvents<'_>) {
+    pub(super) fn control_held<R>(&self, work: impl FnOnce(&mut Control) -> R) -> (R, HeldEvents<'_>) {
         let result = self.control(|control| {
             control.changes += 1;
             work(control)
@@ -390,7 +379,7 @@ impl Target {
         let opened = self.open_everywhere(published, &object());
         if opened.is_err() {
             // Some reactor could not open it: none keeps it.
-            let _ = self.detach_namespace(key, nqn).map(|taken| self.close(vec![taken]));
+            let _ = self.withdraw(key, nqn);
         }
         opened
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use nvme::io::BlockRange;
 use nvme::registry::SubsystemId;
 
+use super::namespace::Instance;
 use super::shared::RequestRef;
 
 /// A namespace, anywhere in the target.
@@ -22,7 +23,8 @@ pub(crate) struct LockId(u64);
 #[derive(Clone, Debug)]
 pub(crate) struct RangeLock {
     pub(crate) id: LockId,
-    pub(crate) key: NamespaceKey,
+    /// What it is on, wherever that is listed: a namespace may be taken away and put back under it.
+    pub(crate) on: Instance,
     pub(crate) ranges: Arc<[BlockRange]>,
     /// The request that asked for it.
     pub(crate) owner: RequestRef,
@@ -35,7 +37,7 @@ impl RangeLock {
     }
 
     fn overlaps(&self, other: &Self) -> bool {
-        self.key == other.key && other.ranges.iter().any(|range| self.covers(Some(*range)))
+        self.on == other.on && other.ranges.iter().any(|range| self.covers(Some(*range)))
     }
 }
 
@@ -51,13 +53,13 @@ impl LockTable {
     /// Asks for a lock: its name, and the lock if it can be published at once.
     pub(crate) fn ask(
         &mut self,
-        key: NamespaceKey,
+        on: Instance,
         ranges: Arc<[BlockRange]>,
         owner: RequestRef,
     ) -> (LockId, Option<RangeLock>) {
         let id = LockId(self.next);
         self.next += 1;
-        let lock = RangeLock { id, key, ranges, owner };
+        let lock = RangeLock { id, on, ranges, owner };
         if self.held.iter().chain(&self.waiting).any(|other| other.overlaps(&lock)) {
             self.waiting.push(lock);
             return (id, None);
@@ -84,18 +86,21 @@ impl LockTable {
         }
         (held, granted)
     }
+
+    /// The locks that are held on a namespace.
+    pub(crate) fn held_on(&self, on: Instance) -> Vec<RangeLock> {
+        self.held.iter().filter(|lock| lock.on == on).cloned().collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const KEY: NamespaceKey = (SubsystemId::DISCOVERY, 1);
-
-    fn ask(table: &mut LockTable, nsid: u32, ranges: &[(u64, u32)]) -> (LockId, bool) {
+    fn ask(table: &mut LockTable, on: Instance, ranges: &[(u64, u32)]) -> (LockId, bool) {
         let ranges = ranges.iter().map(|(slba, blocks)| BlockRange { slba: *slba, blocks: *blocks }).collect();
         let owner = RequestRef { reactor: 0, request: 0, generation: 0 };
-        let (id, lock) = table.ask((KEY.0, nsid), ranges, owner);
+        let (id, lock) = table.ask(on, ranges, owner);
         (id, lock.is_some())
     }
 
@@ -106,24 +111,24 @@ mod tests {
 
     #[test]
     fn what_does_not_overlap_is_held_at_once() {
-        let mut table = LockTable::default();
-        let (first, held) = ask(&mut table, 1, &[(0, 8)]);
+        let (mut table, one) = (LockTable::default(), Instance::next());
+        let (first, held) = ask(&mut table, one, &[(0, 8)]);
         assert!(held);
-        assert!(ask(&mut table, 1, &[(8, 8)]).1 && ask(&mut table, 2, &[(0, 8)]).1);
-        let (waiting, held) = ask(&mut table, 1, &[(100, 1), (7, 1)]);
+        assert!(ask(&mut table, one, &[(8, 8)]).1 && ask(&mut table, Instance::next(), &[(0, 8)]).1);
+        let (waiting, held) = ask(&mut table, one, &[(100, 1), (7, 1)]);
         assert!(!held);
         assert_eq!(release(&mut table, first), (true, vec![waiting]));
     }
 
     #[test]
     fn locks_that_wait_are_granted_in_order_and_not_overtaken() {
-        let mut table = LockTable::default();
-        let (a, _) = ask(&mut table, 1, &[(0, 10)]);
-        let (b, _) = ask(&mut table, 1, &[(5, 10)]);
+        let (mut table, one) = (LockTable::default(), Instance::next());
+        let (a, _) = ask(&mut table, one, &[(0, 10)]);
+        let (b, _) = ask(&mut table, one, &[(5, 10)]);
         // It overlaps nothing that is held, but what waits before it.
-        let (c, held) = ask(&mut table, 1, &[(12, 10)]);
+        let (c, held) = ask(&mut table, one, &[(12, 10)]);
         assert!(!held);
-        let (d, _) = ask(&mut table, 1, &[(0, 1)]);
+        let (d, _) = ask(&mut table, one, &[(0, 1)]);
         assert_eq!(release(&mut table, a), (true, vec![b, d]));
         assert_eq!(release(&mut table, b), (true, vec![c]));
         assert_eq!(release(&mut table, b), (false, vec![]), "twice");
@@ -131,10 +136,10 @@ mod tests {
 
     #[test]
     fn one_that_gives_up_waiting_lets_others_pass() {
-        let mut table = LockTable::default();
-        let (a, _) = ask(&mut table, 1, &[(0, 10)]);
-        let (b, _) = ask(&mut table, 1, &[(5, 10)]);
-        let (c, _) = ask(&mut table, 1, &[(12, 10)]);
+        let (mut table, one) = (LockTable::default(), Instance::next());
+        let (a, _) = ask(&mut table, one, &[(0, 10)]);
+        let (b, _) = ask(&mut table, one, &[(5, 10)]);
+        let (c, _) = ask(&mut table, one, &[(12, 10)]);
         assert_eq!(release(&mut table, b), (false, vec![c]));
         assert_eq!(release(&mut table, a), (true, vec![]));
     }
@@ -144,7 +149,7 @@ mod tests {
         let mut table = LockTable::default();
         let ranges = [BlockRange { slba: 10, blocks: 2 }, BlockRange { slba: 20, blocks: 1 }];
         let owner = RequestRef { reactor: 0, request: 0, generation: 0 };
-        let lock = table.ask(KEY, Arc::new(ranges), owner).1.unwrap();
+        let lock = table.ask(Instance::next(), Arc::new(ranges), owner).1.unwrap();
         for (slba, covered) in [(8, false), (9, true), (11, true), (12, false), (19, true), (20, true), (21, false)] {
             assert_eq!(lock.covers(Some(BlockRange { slba, blocks: 2 })), covered, "{slba}");
         }

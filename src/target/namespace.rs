@@ -153,7 +153,9 @@ impl Namespace {
         self.start_epoch = if self.locks.is_empty() { self.epoch } else { NEVER };
     }
 
+    /// A lock that is known already is the same one.
     pub(crate) fn add_lock(&mut self, lock: RangeLock) {
+        self.remove_lock(lock.id);
         self.locks.push(lock);
         self.set_start_epoch();
     }
@@ -203,7 +205,7 @@ impl Namespaces {
         }) as u32
     }
 
-    pub(crate) fn add(&mut self, published: Published, context: &QueueContext) -> Result<(), BackendError> {
+    pub(crate) fn add(&mut self, published: Published, context: &QueueContext) -> Result<u32, BackendError> {
         let queue = published.backend.open_queue(context)?;
         let polled = !queue.completes_on_ring();
         let key = published.key();
@@ -231,7 +233,7 @@ impl Namespaces {
             self.list[at] = namespace;
         }
         self.list_at(key, at as u32);
-        Ok(())
+        Ok(at as u32)
     }
 
     /// Closes the queue of a removed namespace that no command refers to any more. Its index may be given to another.
@@ -251,6 +253,12 @@ impl Namespaces {
     pub(crate) fn find_key(&self, (subsystem, nsid): NamespaceKey) -> Option<u32> {
         let place = self.subsystems.iter().position(|(id, _)| *id == subsystem)?;
         self.find(place as u32, nsid)
+    }
+
+    /// Index of a namespace whose queue is open, listed or not.
+    pub(crate) fn find_instance(&self, instance: Instance) -> Option<u32> {
+        let open = |namespace: &Namespace| namespace.instance == instance && namespace.backend.is_some();
+        self.list.iter().position(open).map(|at| at as u32)
     }
 
     /// New commands do not find it any more; those in progress go on, at the index that comes back.

@@ -16,6 +16,7 @@ use nvme::status::Status;
 use uuid::Uuid;
 
 use super::locks::{LockId, NamespaceKey, RangeLock};
+use super::namespace::Instance;
 use super::reactor::Reactor;
 use super::request::{Extra, Job, Request, RequestId, State};
 use super::shared::{Message, RequestRef, Shared};
@@ -74,10 +75,10 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Asks for a lock; [`Message::Granted`] tells the owner's reactor when it is held.
-    fn ask_lock(self: &Arc<Self>, key: NamespaceKey, ranges: Arc<[BlockRange]>, owner: RequestRef) -> LockId {
+    fn ask_lock(self: &Arc<Self>, on: Instance, ranges: Arc<[BlockRange]>, owner: RequestRef) -> LockId {
         // Published under the table's lock, so that all reactors see locks in one order.
         let mut table = self.locks();
-        let (id, lock) = table.ask(key, ranges, owner);
+        let (id, lock) = table.ask(on, ranges, owner);
         if let Some(lock) = lock {
             self.publish_lock(&lock);
         }
@@ -88,7 +89,7 @@ impl<P: Provider> Shared<P> {
         let mut table = self.locks();
         let (held, granted) = table.release(id);
         if let Some(lock) = held {
-            self.broadcast(|| Message::Unlock { key: lock.key, id });
+            self.broadcast(|| Message::Unlock { on: lock.on, id });
         }
         for lock in granted {
             self.publish_lock(&lock);
@@ -125,30 +126,37 @@ impl<P: Provider> Reactor<P> {
 
     /// Lets go of the ticket when the commands that `drain` names have ended.
     pub(crate) fn settle(&mut self, key: NamespaceKey, drain: &Drain, ticket: Ticket, now: Duration) {
+        let Some(at) = self.decided(key).or_else(|| self.namespaces.find_key(key)) else { return };
         match drain {
             Drain::Nothing => {}
-            Drain::Writes => self.await_commands(key, IoCommand::changes_media, ticket),
-            Drain::Everything => self.await_commands(key, |_| true, ticket),
-            Drain::Hosts(hosts) => self.expel(key, hosts, ticket, now),
+            Drain::Writes => self.await_commands(at, IoCommand::changes_media, ticket),
+            Drain::Everything => self.await_commands(at, |_| true, ticket),
+            Drain::Hosts(hosts) => self.expel(at, hosts, ticket, now),
         }
+    }
+
+    /// The namespace that a change is about: not what is in the place of one that was taken away and may come back, but that one,
+    /// as long as commands are in progress on it.
+    fn decided(&self, key: NamespaceKey) -> Option<u32> {
+        let is_held = |at: &u32| self.namespaces[*at].gate.as_ref().is_some_and(|gate| gate.is_held());
+        self.namespaces.find_key(key).filter(|at| !is_held(at)).or_else(|| self.last_retiring(key))
     }
 
     /// A lock comes up: from now on commands on its blocks wait, and the ticket is held until those in progress have ended.
     pub(crate) fn lock(&mut self, lock: RangeLock, ticket: Ticket) {
-        let key = lock.key;
-        let Some(at) = self.namespaces.find_key(key) else { return };
+        let Some(at) = self.namespaces.find_instance(lock.on) else { return };
         let ranges = Arc::clone(&lock.ranges);
         self.namespaces[at].add_lock(lock);
         let overlaps = |command: &IoCommand| match command.blocks() {
             Some(blocks) => ranges.iter().any(|range| range.overlaps(&blocks)),
             None => command.changes_media(),
         };
-        self.await_commands(key, overlaps, ticket);
+        self.await_commands(at, overlaps, ticket);
     }
 
     /// A lock goes: what waited for it is looked at again.
-    pub(crate) fn unlock(&mut self, key: NamespaceKey, id: LockId, now: Duration) {
-        let Some(at) = self.namespaces.find_key(key) else { return };
+    pub(crate) fn unlock(&mut self, on: Instance, id: LockId, now: Duration) {
+        let Some(at) = self.namespaces.find_instance(on) else { return };
         self.namespaces[at].remove_lock(id);
         self.retry_locked(at, now);
     }
@@ -162,8 +170,7 @@ impl<P: Provider> Reactor<P> {
         }
     }
 
-    fn await_commands(&mut self, key: NamespaceKey, matches: impl Fn(&IoCommand) -> bool, ticket: Ticket) {
-        let Some(at) = self.namespaces.find_key(key) else { return };
+    fn await_commands(&mut self, at: u32, matches: impl Fn(&IoCommand) -> bool, ticket: Ticket) {
         if self.namespaces[at].pending == 0 {
             return;
         }
@@ -211,11 +218,11 @@ impl<P: Provider> Reactor<P> {
 
     /// Asks for a lock on these blocks of the request's namespace, and waits.
     pub(crate) fn ask_lock(&mut self, id: RequestId, at: u32, ranges: Arc<[BlockRange]>) {
-        let key = self.namespaces[at].key;
+        let on = self.namespaces[at].instance;
         let owner = self.reference(id);
         let request = &mut self.requests[id];
         request.state = State::LockWait;
-        let lock = self.shared.ask_lock(key, ranges, owner);
+        let lock = self.shared.ask_lock(on, ranges, owner);
         self.requests[id].extra_mut().lock = Some(lock);
     }
 
@@ -256,11 +263,10 @@ impl<P: Provider> Reactor<P> {
         let request = &mut self.requests[id];
         let Some(settle) = &mut request.extra_mut().settle else { return };
         let key = (settle.subsystem, settle.nsid);
-        if std::mem::take(&mut settle.flush)
-            && let Some(namespace) = self.namespaces.find_key(key)
-        {
+        if std::mem::take(&mut settle.flush) {
+            let Some(namespace) = self.decided(key) else { return self.cannot_settle(id, now) };
             let command = IoCommand::Flush;
-            request.job = Job::Io { namespace, command };
+            self.requests[id].job = Job::Io { namespace, command };
             return self.submit_io(id, namespace, command, now);
         }
         if std::mem::take(&mut settle.keep) {
@@ -274,6 +280,16 @@ impl<P: Provider> Reactor<P> {
         }
         let completion = request.completion;
         self.finish(id, completion, now);
+    }
+
+    /// The namespace that a command changed was taken away since, and is closed here: what was written before cannot be flushed.
+    fn cannot_settle(&mut self, id: RequestId, now: Duration) {
+        let request = &mut self.requests[id];
+        let cid = request.cid;
+        if let Some(settle) = request.extra_mut().settle.take() {
+            self.shared.with_control(|control| control.registry.settle_failed(&settle));
+        }
+        self.finish(id, Completion::failed(cid, Status::NAMESPACE_NOT_READY), now);
     }
 
     /// The new state is on stable storage, or not.

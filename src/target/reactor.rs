@@ -387,7 +387,7 @@ impl<P: Provider> Reactor<P> {
                 Message::Kept { owner, kept } => self.kept(owner, kept, now),
                 Message::LimitsChanged => self.line_up_again(now),
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
-                Message::Unlock { key, id } => self.unlock(key, id, now),
+                Message::Unlock { on, id } => self.unlock(on, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
                 Message::FlushForShutdown { ctrl, subsystem } => self.flush_for_shutdown(ctrl, subsystem),
                 Message::OpenNamespace(order) => self.open_live(order),
@@ -405,7 +405,13 @@ impl<P: Provider> Reactor<P> {
         &mut self,
         published: super::namespace::Published,
     ) -> Result<(), crate::backend::BackendError> {
-        self.namespaces.add(published, &self.context)
+        let instance = published.instance;
+        let at = self.namespaces.add(published, &self.context)?;
+        // One that is put back may be under the lock of a command on another reactor. What is in our mail by now comes again.
+        for lock in self.shared.locks().held_on(instance) {
+            self.namespaces[at].add_lock(lock);
+        }
+        Ok(())
     }
 
     /// Hands everything posted to the devices and the kernel.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, bounded};
-use nvme::registry::{ConfigError, Drain, SubsystemId, TakenNamespace, TakenSubsystem};
+use nvme::registry::{ConfigError, Drain, Registry, SubsystemId, TakenNamespace, TakenSubsystem};
 
 use super::builder::{Target, TargetError};
 use super::live::refused;
@@ -86,6 +86,12 @@ impl<P: Provider> Reactor<P> {
         });
     }
 
+    /// The namespace of this key that was removed last, if commands are in progress on it.
+    pub(crate) fn last_retiring(&self, key: NamespaceKey) -> Option<u32> {
+        let mut indices = self.retiring.iter().rev().map(|one| one.index);
+        indices.find(|at| self.namespaces[*at].key == key)
+    }
+
     /// Has a removed namespace back whose storage is still open here; whether there is one.
     pub(crate) fn revive(&mut self, published: &Published) -> bool {
         let same = |one: &Retiring| one.instance == published.instance;
@@ -96,13 +102,20 @@ impl<P: Provider> Reactor<P> {
     }
 }
 
-/// A namespace or a subsystem that was taken away. It has to be given to [`Target::put_back`] or [`Target::gone`].
+/// A namespace or a subsystem that was taken away. It has to be given to [`Target::put_back`] or [`Target::decide`]; until then
+/// its hosts are told that it is not ready.
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct Taken {
-    nqn: String,
     id: SubsystemId,
-    /// `None`: hosts were told that it is gone.
-    what: Option<What>,
+    what: What,
+    storage: Storage,
+}
+
+/// The namespaces behind it.
+#[derive(Debug)]
+struct Storage {
+    nqn: String,
     parts: Vec<Part>,
 }
 
@@ -127,7 +140,7 @@ impl Target {
     /// # Errors
     /// It is not served.
     pub fn remove_subsystem(&self, nqn: &str) -> Result<Vec<Draining>, TargetError> {
-        Ok(self.gone(vec![self.take_subsystem(nqn)?]))
+        Ok(self.decide(&[], vec![self.take_subsystem(nqn)?]))
     }
 
     /// Serves a namespace no more; connected hosts are told. When it returns, the storage is let go, unless the namespace is
@@ -136,7 +149,7 @@ impl Target {
     /// # Errors
     /// It is not served.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Vec<Draining>, TargetError> {
-        Ok(self.gone(vec![self.take_namespace(nqn, nsid)?]))
+        Ok(self.decide(&[], vec![self.take_namespace(nqn, nsid)?]))
     }
 
     /// Namespaces that were removed and whose commands have not ended. The storage of each is closed, and can be served again,
@@ -148,19 +161,34 @@ impl Target {
     /// Takes a namespace away from new commands, on every reactor. Hosts are not told.
     pub(crate) fn take_namespace(&self, nqn: &str, nsid: u32) -> Result<Taken, TargetError> {
         let _guard = self.live.lock();
-        self.detach_namespace((self.find(nqn)?, nsid), nqn)
+        let id = self.find(nqn)?;
+        let (taken, storage) = self.detach((id, nsid), nqn, |registry| registry.take_namespace(id, nsid))?;
+        Ok(Taken { id, what: What::Namespace(taken), storage })
     }
 
-    pub(super) fn detach_namespace(&self, key: NamespaceKey, nqn: &str) -> Result<Taken, TargetError> {
-        let (id, nsid) = key;
-        let taken = self.control(|control| {
-            let taken = control.registry.take_namespace(id, nsid)?;
-            Ok((taken, control.published.remove(&key)))
-        });
-        let (taken, published) = taken.map_err(|error| refused(format!("namespace {nsid} of {nqn}"), error))?;
-        let parts = published.map(|published| Part { nsid, published, closed: false }).into_iter().collect();
+    /// Has a namespace again that hosts were not told of. What is behind it is closed when this returns, or drains.
+    pub(crate) fn withdraw_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
+        let _guard = self.live.lock();
+        self.withdraw((self.find(nqn)?, nsid), nqn)
+    }
+
+    pub(super) fn withdraw(&self, key: NamespaceKey, nqn: &str) -> Result<(), TargetError> {
+        let ((), storage) = self.detach(key, nqn, |registry| registry.withdraw_namespace(key.0, key.1))?;
+        self.close(vec![storage]);
+        Ok(())
+    }
+
+    fn detach<T>(
+        &self,
+        key: NamespaceKey,
+        nqn: &str,
+        work: impl FnOnce(&mut Registry) -> Result<T, ConfigError>,
+    ) -> Result<(T, Storage), TargetError> {
+        let taken = self.control(|control| Ok((work(&mut control.registry)?, control.published.remove(&key))));
+        let (taken, published) = taken.map_err(|error| refused(format!("namespace {} of {nqn}", key.1), error))?;
+        let parts = published.map(|published| Part { nsid: key.1, published, closed: false });
         self.running.settle(key, Drain::Nothing);
-        Ok(Taken { nqn: nqn.to_owned(), id, what: Some(What::Namespace(taken)), parts })
+        Ok((taken, Storage { nqn: nqn.to_owned(), parts: parts.into_iter().collect() }))
     }
 
     /// Takes a subsystem away: no host connects to it, and its namespaces take no new commands. Hosts are not told.
@@ -184,8 +212,8 @@ impl Target {
             self.running.settle(*last, Drain::Nothing);
         }
         let part = |((_, nsid), published)| Part { nsid, published, closed: false };
-        let parts = parts.into_iter().map(part).collect();
-        Ok(Taken { nqn: nqn.to_owned(), id, what: Some(What::Subsystem(taken)), parts })
+        let storage = Storage { nqn: nqn.to_owned(), parts: parts.into_iter().map(part).collect() };
+        Ok(Taken { id, what: What::Subsystem(taken), storage })
     }
 
     /// Closes the storage of one namespace of what was taken away, for something else to open it.
@@ -193,7 +221,7 @@ impl Target {
     /// # Errors
     /// Commands on it have not ended within 10 s.
     pub(crate) fn close_taken(&self, taken: &mut Taken, nsid: u32) -> Result<(), TargetError> {
-        let Taken { nqn, parts, .. } = taken;
+        let Storage { nqn, parts } = &mut taken.storage;
         let Some(part) = parts.iter_mut().find(|part| part.nsid == nsid && !part.closed) else { return Ok(()) };
         let (done, closed) = bounded(1);
         self.running.retire(part.published.instance, &Ticket::new(move || drop(done)));
@@ -222,58 +250,97 @@ impl Target {
         reopen: impl Fn(u32) -> Result<Arc<dyn Backend>, TargetError>,
     ) -> Result<(), TargetError> {
         let _guard = self.live.lock();
-        let Taken { nqn, id, what, parts } = taken;
-        let put = self.control(|control| match what {
-            Some(What::Namespace(namespace)) => control.registry.put_namespace_back(namespace),
-            Some(What::Subsystem(subsystem)) => control.registry.put_subsystem_back(subsystem),
-            None => Err(ConfigError::NoSuchSubsystem),
+        let Taken { id, what, storage } = taken;
+        let put = self.control(|control| match &what {
+            What::Namespace(namespace) => control.registry.put_namespace_back(namespace),
+            What::Subsystem(subsystem) => control.registry.put_subsystem_back(subsystem),
         });
-        put.map_err(|error| refused(nqn.clone(), error))?;
-        let mut outcome = Ok(());
+        if let Err(error) = put {
+            let nqn = storage.nqn.clone();
+            self.decide(&[], vec![Taken { id, what, storage }]);
+            return Err(refused(nqn, error));
+        }
+        let Storage { nqn, parts } = storage;
+        let last = parts.last().map(|part| (id, part.nsid));
+        let (mut outcome, mut lost) = (Ok(()), Vec::new());
         for part in parts {
-            let reopened = if part.closed { reopen(part.nsid) } else { Ok(part.published.backend.clone()) };
-            let opened = reopened.and_then(|backend| {
-                let published = self.control(|control| {
-                    let view = control.registry.namespace_view(id, part.nsid).unwrap_or(part.published.view);
-                    let gate = control.registry.namespace_gate(id, part.nsid).map(Arc::new);
-                    let published = Published { view, gate, backend, ..part.published };
-                    control.published.insert((id, part.nsid), published.clone());
-                    published
-                });
-                self.open_everywhere(published, &format!("namespace {} of {nqn}", part.nsid))
-            });
+            let nsid = part.nsid;
+            let opened = self.open_again(id, &nqn, part, &reopen);
+            lost.extend(opened.is_err().then_some(nsid));
             outcome = outcome.and(opened);
         }
+        // Commands are taken when every reactor has it.
+        self.control(|control| {
+            match what {
+                What::Namespace(namespace) => control.registry.namespace_is_back(namespace),
+                What::Subsystem(subsystem) => control.registry.subsystem_is_back(subsystem),
+            }
+            for nsid in lost {
+                control.published.remove(&(id, nsid));
+                let _ = control.registry.remove_namespace(id, nsid);
+            }
+        });
+        last.into_iter().for_each(|key| self.running.settle(key, Drain::Nothing));
         outcome
     }
 
-    /// What was taken away does not come back: hosts are told, and storage is closed. Returns the namespaces that have not
-    /// closed theirs within 10 s.
-    pub(crate) fn gone(&self, mut all: Vec<Taken>) -> Vec<Draining> {
-        for taken in &mut all {
-            let (id, what) = (taken.id, taken.what.take());
-            self.control(|control| match what {
-                Some(What::Namespace(namespace)) => control.registry.namespace_gone(&namespace),
-                Some(What::Subsystem(subsystem)) => {
-                    control.forget_limits(id);
-                    control.registry.subsystem_gone(subsystem);
-                }
-                None => {}
-            });
-        }
-        self.close(all)
+    fn open_again(
+        &self,
+        id: SubsystemId,
+        nqn: &str,
+        part: Part,
+        reopen: impl Fn(u32) -> Result<Arc<dyn Backend>, TargetError>,
+    ) -> Result<(), TargetError> {
+        let Part { nsid, published, closed } = part;
+        let backend = if closed { reopen(nsid)? } else { Arc::clone(&published.backend) };
+        let published = self.control(|control| {
+            let view = control.registry.namespace_view(id, nsid).unwrap_or(published.view);
+            let gate = control.registry.namespace_gate(id, nsid).map(Arc::new);
+            let published = Published { view, gate, backend, ..published };
+            control.published.insert((id, nsid), published.clone());
+            published
+        });
+        self.open_everywhere(published, &format!("namespace {nsid} of {nqn}"))
     }
 
-    /// The same, where hosts never heard of it.
-    pub(crate) fn close(&self, all: Vec<Taken>) -> Vec<Draining> {
-        let waits: Vec<_> = all.into_iter().flat_map(|taken| self.begin_close(taken)).collect();
+    /// What came stays, by NQN and NSID, and what was taken away does not come back: hosts are told, and storage is closed.
+    /// Returns the namespaces that have not closed theirs within 10 s.
+    pub(crate) fn decide(&self, came: &[(&str, u32)], gone: Vec<Taken>) -> Vec<Draining> {
+        let came: Vec<NamespaceKey> =
+            came.iter().filter_map(|(nqn, nsid)| Some((self.find(nqn).ok()?, *nsid))).collect();
+        let mut storage = Vec::new();
+        let (stays, held) = self.control_held(|control| {
+            for taken in gone {
+                match taken.what {
+                    What::Namespace(namespace) => control.registry.namespace_gone(namespace),
+                    What::Subsystem(subsystem) => {
+                        control.forget_limits(taken.id);
+                        control.registry.subsystem_gone(subsystem);
+                    }
+                }
+                storage.push(taken.storage);
+            }
+            came.iter().for_each(|(id, nsid)| control.registry.namespace_came(*id, *nsid));
+            let stays = came.iter().filter_map(|key| Some(Arc::clone(&control.published.get(key)?.backend)));
+            stays.collect::<Vec<_>>()
+        });
+        // Reactors read their mail in order: who knows of the last one knows of all.
+        came.last().into_iter().for_each(|key| self.running.settle(*key, Drain::Nothing));
+        drop(held);
+        stays.iter().for_each(|backend| backend.keep());
+        self.close(storage)
+    }
+
+    /// Closes storage of what hosts know no more, or never knew.
+    fn close(&self, all: Vec<Storage>) -> Vec<Draining> {
+        let waits: Vec<_> = all.into_iter().flat_map(|storage| self.begin_close(storage)).collect();
         let end = Instant::now() + DRAINED;
         let open = waits.into_iter().filter(|(_, closed)| !has_closed(closed, end));
         open.map(|(draining, _)| draining).collect()
     }
 
-    fn begin_close(&self, taken: Taken) -> Vec<(Draining, Receiver<()>)> {
-        let Taken { nqn, parts, .. } = taken;
+    fn begin_close(&self, storage: Storage) -> Vec<(Draining, Receiver<()>)> {
+        let Storage { nqn, parts } = storage;
         let open = parts.into_iter().filter(|part| !part.closed);
         open.map(|Part { nsid, published, .. }| {
             let draining = Draining { nqn: nqn.clone(), nsid, backend: published.backend.info().name };

@@ -170,7 +170,7 @@ impl Control {
         if !self.registry.controllers().any(|one| older(&one)) {
             return Vec::new();
         }
-        self.published_of(subsystem).map(|(nsid, _)| nsid).collect()
+        self.registry.nsids(subsystem)
     }
 
     /// The next event to carry out. While a change is not known everywhere, only what makes it known.
@@ -234,7 +234,7 @@ pub(crate) enum Message<P: Provider> {
     /// A range lock comes up; let go of the ticket when commands on its blocks have ended.
     Lock { lock: RangeLock, ticket: Ticket },
     /// A range lock goes.
-    Unlock { key: NamespaceKey, id: LockId },
+    Unlock { on: Instance, id: LockId },
     /// A range lock is held.
     Granted { owner: RequestRef, id: LockId },
     /// Flush a subsystem, then complete the shutdown of a controller.

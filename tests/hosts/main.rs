@@ -9,6 +9,7 @@ mod rig;
 mod latency;
 mod live;
 mod load;
+mod plan_windows;
 mod plans;
 mod raw_access;
 mod raw_admin;
@@ -173,6 +174,13 @@ macro_rules! every_scenario {
             plans {
                 a_plan_that_fails_half_way_loses_nothing,
                 a_removal_that_waits_for_a_disk_is_no_refusal,
+            }
+            plan_windows {
+                what_may_come_back_is_not_ready_and_nothing_else,
+                a_copy_keeps_its_blocks_through_a_refused_plan,
+                a_lock_that_ends_while_its_namespace_is_away_holds_nothing,
+                a_new_life_waits_for_writes_on_what_was_away,
+                write_protection_under_way_is_flushed_or_not_told,
             }
             latency {
                 latencies_are_what_the_host_measures,

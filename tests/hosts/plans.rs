@@ -19,15 +19,16 @@ use crate::rig::{BLOCK, LIMIT, NQN, OTHER_NQN, Raw, Rig, until};
 
 const WRITE_PROTECTION: u32 = 0x84;
 
-struct Managed<R: Rig> {
-    rig: R,
-    manager: Manager,
+/// A target and its configuration, as the control socket has them.
+pub(crate) struct Managed<R: Rig> {
+    pub(crate) rig: R,
+    pub(crate) manager: Manager,
     /// Of the backends, in the order of the configuration.
-    faults: Vec<FaultControl>,
+    pub(crate) faults: Vec<FaultControl>,
 }
 
 impl<R: Rig> Managed<R> {
-    fn start(text: impl Fn(SocketAddr) -> String) -> Self {
+    pub(crate) fn start(text: impl Fn(SocketAddr) -> String) -> Self {
         let rig = R::new();
         let config = Config::parse(&text(rig.address()), "test").expect("a configuration");
         let faults = Mutex::new(Vec::new());
@@ -40,27 +41,27 @@ impl<R: Rig> Managed<R> {
         Self { rig, manager: Manager::new(target, config, None), faults: faults.into_inner().expect("one thread") }
     }
 
-    fn ask(&self, request: Value) -> Result<Value, Failure> {
+    pub(crate) fn ask(&self, request: Value) -> Result<Value, Failure> {
         let request: Request = serde_json::from_value(request).expect("a request");
         self.manager.handle(&request)
     }
 
-    fn config(&self) -> String {
+    pub(crate) fn config(&self) -> String {
         self.ask(json!({"op": "config"})).expect("told").as_str().expect("text").to_owned()
     }
 
-    fn host(&self, identity: u8, nqn: &str) -> Raw<R> {
+    pub(crate) fn host(&self, identity: u8, nqn: &str) -> Raw<R> {
         let mut raw = Raw::open(self.rig.host(), self.rig.address(), identity);
         raw.subnqn = nqn.into();
         raw
     }
 }
 
-fn options() -> &'static str {
+pub(crate) fn options() -> &'static str {
     "[options]\nreactors = 2\npool_size = \"8M\"\nreceive_slots = 512\n"
 }
 
-fn file(path: &Path) -> String {
+pub(crate) fn file(path: &Path) -> String {
     fs::write(path, vec![0; 1 << 20]).expect("a file");
     format!("file = \"{}\"\nblock_size = 512\nbuffered = true", path.display())
 }

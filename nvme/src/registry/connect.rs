@@ -171,6 +171,9 @@ impl Registry {
             // Whichever of its names was used: identifiers are unique among the controllers of both.
             peer.subnqn = self.discovery_nqn.clone();
             SubsystemId::DISCOVERY
+        } else if self.subsystems.values().any(|subsystem| !subsystem.is_served() && subsystem.nqn == peer.subnqn) {
+            // What will be served by this name is being decided.
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         } else {
             let found = self.find_subsystem(&peer.subnqn);
             found.ok_or(ConnectField::Subnqn)?

@@ -5,23 +5,24 @@ use core::net::SocketAddr;
 use super::config::{Admission, ConfigError, Listener, NamespaceConfig, Referral, SubsystemConfig};
 use super::controller::Controller;
 use super::discovery::Referred;
-use super::subsystem::{Audience, Namespace, Subsystem, host_nqn};
+use super::subsystem::{Audience, Namespace, Presence, Subsystem, host_nqn};
 use super::{Change, ControllerId, Event, KillReason, Registry, SubsystemId, SubsystemInfo};
 use crate::aer::Notice;
 use crate::nqn::Nqn;
 
-/// A namespace that was taken away and may come back.
+/// A namespace that was taken away and may come back. Until it is given back, its hosts are told that it is not ready.
 #[derive(Debug)]
+#[must_use]
 pub struct TakenNamespace {
     id: SubsystemId,
-    namespace: Namespace,
+    nsid: u32,
 }
 
-/// A subsystem that was taken away and may come back.
+/// A subsystem that was taken away and may come back. Until it is given back, its hosts are told that it is not ready.
 #[derive(Debug)]
+#[must_use]
 pub struct TakenSubsystem {
     id: SubsystemId,
-    subsystem: Subsystem,
 }
 
 impl Registry {
@@ -52,39 +53,61 @@ impl Registry {
     }
 
     /// Takes a subsystem away with all that it is. Hosts are not told: [`Self::subsystem_gone`] does that, and
-    /// [`Self::put_subsystem_back`] makes it what it was, its controllers included.
+    /// [`Self::put_subsystem_back`] makes it what it was, its controllers included. Until then no host connects to one of its
+    /// name, and commands on its namespaces are told to come again.
     ///
     /// # Errors
     /// There is none.
     pub fn take_subsystem(&mut self, id: SubsystemId) -> Result<TakenSubsystem, ConfigError> {
-        let subsystem = self.subsystems.remove(&id).ok_or(ConfigError::NoSuchSubsystem)?;
-        self.events.extend(subsystem.namespaces.keys().map(|nsid| Event::Publish { subsystem: id, nsid: *nsid }));
-        Ok(TakenSubsystem { id, subsystem })
+        let subsystem = self.subsystem_mut(id)?;
+        if !subsystem.is_served() {
+            return Err(ConfigError::NoSuchSubsystem);
+        }
+        subsystem.presence = Presence::Away;
+        self.publish_all(id);
+        Ok(TakenSubsystem { id })
     }
 
     /// A subsystem that was taken away will not come back: its controllers are killed.
     pub fn subsystem_gone(&mut self, taken: TakenSubsystem) {
-        let id = taken.id;
+        let TakenSubsystem { id } = taken;
+        self.subsystems.remove(&id);
         self.kill_where(KillReason::SubsystemRemoved, |controller| controller.association.subsystem == id);
         self.discovery_changed();
     }
 
-    /// Puts back a subsystem that was taken away. Whoever checks commands opens its namespaces anew.
+    /// Puts back a subsystem that was taken away. Whoever checks commands opens its namespaces anew, and then says so by
+    /// [`Self::subsystem_is_back`].
     ///
     /// # Errors
-    /// Another one of its NQN came in the meantime.
-    pub fn put_subsystem_back(&mut self, taken: TakenSubsystem) -> Result<(), ConfigError> {
-        let TakenSubsystem { id, subsystem } = taken;
-        if self.find_subsystem(&subsystem.nqn).is_some() {
-            return Err(ConfigError::DuplicateNqn(subsystem.nqn.to_string()));
+    /// Another one of its NQN came in the meantime: this one is to be gone.
+    pub fn put_subsystem_back(&mut self, taken: &TakenSubsystem) -> Result<(), ConfigError> {
+        let nqn = self.subsystem_mut(taken.id)?.nqn.clone();
+        if self.find_subsystem(&nqn).is_some() {
+            return Err(ConfigError::DuplicateNqn(nqn.to_string()));
         }
-        self.subsystems.insert(id, subsystem);
+        self.subsystem_mut(taken.id)?.presence = Presence::Returning;
         Ok(())
+    }
+
+    /// The namespaces of a subsystem that was put back are open everywhere.
+    pub fn subsystem_is_back(&mut self, taken: TakenSubsystem) {
+        let TakenSubsystem { id } = taken;
+        if let Some(subsystem) = self.subsystems.get_mut(&id) {
+            subsystem.presence = Presence::Served;
+        }
+        self.publish_all(id);
+    }
+
+    fn publish_all(&mut self, id: SubsystemId) {
+        let Self { subsystems, events, .. } = self;
+        let namespaces = subsystems.get(&id).into_iter().flat_map(|subsystem| subsystem.namespaces.keys());
+        events.extend(namespaces.map(|nsid| Event::Publish { subsystem: id, nsid: *nsid }));
     }
 
     /// The subsystems but the discovery one.
     pub fn subsystems(&self) -> impl Iterator<Item = SubsystemInfo> + '_ {
-        self.subsystems.iter().map(|(id, subsystem)| SubsystemInfo {
+        self.subsystems.iter().filter(|(_, subsystem)| subsystem.is_served()).map(|(id, subsystem)| SubsystemInfo {
             id: *id,
             nqn: subsystem.nqn.clone(),
             allow_any_host: subsystem.allow_any_host,
@@ -95,7 +118,8 @@ impl Registry {
     /// The subsystem of this name.
     #[must_use]
     pub fn find_subsystem(&self, nqn: &Nqn) -> Option<SubsystemId> {
-        self.subsystems.iter().find(|(_, subsystem)| subsystem.nqn == *nqn).map(|(id, _)| *id)
+        let mut served = self.subsystems.iter().filter(|(_, subsystem)| subsystem.is_served());
+        served.find(|(_, subsystem)| subsystem.nqn == *nqn).map(|(id, _)| *id)
     }
 
     /// Adds a namespace. Publish [`Self::namespace_views`] before the hosts see the notice, that is before events are
@@ -135,37 +159,68 @@ impl Registry {
     /// There is no such subsystem or namespace.
     pub fn remove_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<(), ConfigError> {
         let taken = self.take_namespace(id, nsid)?;
-        self.namespace_gone(&taken);
+        self.namespace_gone(taken);
         Ok(())
     }
 
     /// Takes a namespace away with all that it remembers: reservations, protection, ANA group. Hosts are not told:
-    /// [`Self::namespace_gone`] does that, and [`Self::put_namespace_back`] makes it what it was.
+    /// [`Self::namespace_gone`] does that, and [`Self::put_namespace_back`] makes it what it was. Until then commands on its
+    /// NSID are told to come again, whatever else comes there.
     ///
     /// # Errors
-    /// There is no such subsystem or namespace.
+    /// There is no such subsystem or namespace, or one of this identifier was taken away already.
     pub fn take_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<TakenNamespace, ConfigError> {
-        let namespaces = &mut self.subsystem_mut(id)?.namespaces;
-        let namespace = namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        let subsystem = self.subsystem_mut(id)?;
+        if subsystem.away.contains_key(&nsid) {
+            return Err(ConfigError::NoSuchNamespace(nsid));
+        }
+        let namespace = subsystem.namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        subsystem.away.insert(nsid, Some(namespace));
         self.events.push_back(Event::Publish { subsystem: id, nsid });
-        Ok(TakenNamespace { id, namespace })
+        Ok(TakenNamespace { id, nsid })
     }
 
     /// A namespace that was taken away will not come back: hosts are told.
-    pub fn namespace_gone(&mut self, taken: &TakenNamespace) {
-        let TakenNamespace { id, namespace } = taken;
-        self.namespace_changed_for(*id, namespace.config.nsid, |host| namespace.audience.sees(host));
+    pub fn namespace_gone(&mut self, taken: TakenNamespace) {
+        let TakenNamespace { id, nsid } = taken;
+        let away = self.subsystems.get_mut(&id).and_then(|subsystem| subsystem.away.remove(&nsid));
+        let audience = away.flatten().map(|namespace| namespace.audience);
+        self.namespace_changed_for(id, nsid, |host| audience.as_ref().is_some_and(|audience| audience.sees(host)));
     }
 
-    /// Puts back a namespace that was taken away. Whoever checks commands opens it anew.
+    /// Removes a namespace that no host was told of.
     ///
     /// # Errors
-    /// Its subsystem is gone, or its identifier or UUID came to another one in the meantime.
-    pub fn put_namespace_back(&mut self, taken: TakenNamespace) -> Result<(), ConfigError> {
-        let TakenNamespace { id, namespace } = taken;
-        self.check_identity(id, &namespace.config)?;
-        self.subsystem_mut(id)?.namespaces.insert(namespace.config.nsid, namespace);
+    /// There is no such subsystem or namespace.
+    pub fn withdraw_namespace(&mut self, id: SubsystemId, nsid: u32) -> Result<(), ConfigError> {
+        let namespaces = &mut self.subsystem_mut(id)?.namespaces;
+        namespaces.remove(&nsid).ok_or(ConfigError::NoSuchNamespace(nsid))?;
+        self.events.push_back(Event::Publish { subsystem: id, nsid });
         Ok(())
+    }
+
+    /// Puts back a namespace that was taken away. Whoever checks commands opens it anew, and then says so by
+    /// [`Self::namespace_is_back`].
+    ///
+    /// # Errors
+    /// Its subsystem is gone, or its identifier or UUID came to another one in the meantime: it is to be gone.
+    pub fn put_namespace_back(&mut self, taken: &TakenNamespace) -> Result<(), ConfigError> {
+        let TakenNamespace { id, nsid } = *taken;
+        let away = self.subsystem_mut(id)?.away.get(&nsid).and_then(Option::as_ref);
+        let config = away.ok_or(ConfigError::NoSuchNamespace(nsid))?.config.clone();
+        self.check_identity(id, &config)?;
+        let Subsystem { namespaces, away, .. } = self.subsystem_mut(id)?;
+        namespaces.extend(away.get_mut(&nsid).and_then(Option::take).map(|namespace| (nsid, namespace)));
+        Ok(())
+    }
+
+    /// A namespace that was put back is open everywhere.
+    pub fn namespace_is_back(&mut self, taken: TakenNamespace) {
+        let TakenNamespace { id, nsid } = taken;
+        if let Some(subsystem) = self.subsystems.get_mut(&id) {
+            subsystem.away.remove(&nsid);
+        }
+        self.events.push_back(Event::Publish { subsystem: id, nsid });
     }
 
     /// Whether a namespace of these identifiers may come.
@@ -175,7 +230,8 @@ impl Registry {
             return Err(ConfigError::DuplicateNsid(config.nsid));
         }
         // Hosts know a disk by its identifiers, across subsystems too.
-        let mut others = self.subsystems.values().flat_map(|s| s.namespaces.values());
+        let served = self.subsystems.values().filter(|subsystem| subsystem.is_served());
+        let mut others = served.flat_map(|subsystem| subsystem.namespaces.values());
         if others.any(|other| other.same_identity(config)) {
             return Err(ConfigError::DuplicateUuid(config.uuid));
         }

@@ -71,9 +71,12 @@ pub(super) fn name(config: &RegistryConfig) -> Nqn {
 pub(super) fn log_page(controller: &Controller, cx: &Surroundings<'_>) -> Vec<u8> {
     let association = &controller.association;
     let addresses = addresses(cx.listeners, association.local);
+    // One that was taken away and may come back is listed, and not what came in its place.
+    let away = |nqn: &Nqn| cx.subsystems.values().any(|subsystem| !subsystem.is_served() && subsystem.nqn == *nqn);
     let subsystems = cx
         .subsystems
         .values()
+        .filter(|subsystem| !subsystem.is_served() || !away(&subsystem.nqn))
         .filter(|subsystem| subsystem.allows(&association.hostnqn))
         .map(|subsystem| (&subsystem.nqn, Subtype::Nvm));
     let entry = |(subnqn, subtype): (&Nqn, Subtype), (addr, listener): &(SocketAddr, Listener)| {

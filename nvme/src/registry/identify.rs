@@ -47,7 +47,9 @@ mod cns {
 pub(super) fn identify(controller: &Controller, cx: &Surroundings<'_>, command: Identify) -> Result<Vec<u8>, Refused> {
     let mut data = match cx.subsystems.get(&controller.association.subsystem) {
         Some(subsystem) => of_subsystem(controller, subsystem, cx, command)?,
-        None if command.cns == cns::CONTROLLER => discovery_controller(controller, cx.config),
+        None if controller.is_discovery() && command.cns == cns::CONTROLLER => {
+            discovery_controller(controller, cx.config)
+        }
         None => return Err(Refused::invalid_field(location::CDW10)),
     };
     for over in &cx.config.identify_overrides {
@@ -129,13 +131,9 @@ fn active_namespaces(subsystem: &Subsystem, host: &Nqn, command: Identify) -> Re
     if command.nsid >= NSID_ALL - 1 {
         return Err(INVALID_NAMESPACE);
     }
-    let mut list: Vec<u8> = subsystem
-        .namespaces
-        .range(command.nsid + 1..)
-        .filter(|(_, namespace)| namespace.audience.sees(host))
-        .take(IDENTIFY_LEN / 4)
-        .flat_map(|(nsid, _)| nsid.to_le_bytes())
-        .collect();
+    let nsids = subsystem.nsids();
+    let seen = nsids.range(command.nsid + 1..).filter(|nsid| subsystem.seen(**nsid, host).is_some());
+    let mut list: Vec<u8> = seen.take(IDENTIFY_LEN / 4).flat_map(|nsid| nsid.to_le_bytes()).collect();
     list.resize(IDENTIFY_LEN, 0);
     Ok(list)
 }

@@ -49,7 +49,7 @@ pub use connect::{Connected, QueueContext};
 pub use control::{TakenNamespace, TakenSubsystem};
 pub use subsystem::WriteProtection;
 
-use controller::Controller;
+use controller::{Association, Controller};
 use discovery::Referred;
 use subsystem::Subsystem;
 
@@ -434,11 +434,24 @@ impl Registry {
     /// An I/O command failed: an entry for the error log. Returns the status to answer with, which may have a retry delay.
     pub fn record_error(&mut self, ctrl: ControllerId, error: &CommandError) -> Status {
         let delays = !self.config.retry_delay.is_zero();
-        let Some(controller) = self.controller_mut(ctrl) else { return error.status };
-        controller.errors.record(error);
+        let status = self.status_for(ctrl, error);
+        let Some(controller) = self.controller_mut(ctrl) else { return status };
+        controller.errors.record(&CommandError { status, ..*error });
         let passes = [Status::ANA_TRANSITION, Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED];
-        let delayed = delays && passes.contains(&error.status) && controller.features.advanced_retry();
-        if delayed { error.status.retry_later() } else { error.status }
+        let delayed = delays && passes.contains(&status) && controller.features.advanced_retry();
+        if delayed { status.retry_later() } else { status }
+    }
+
+    /// A namespace that was taken away and may come back is not where commands are checked; to its hosts it is not ready.
+    fn status_for(&self, ctrl: ControllerId, error: &CommandError) -> Status {
+        let Some(controller) = self.controller_ref(ctrl) else { return error.status };
+        let Association { subsystem, hostnqn, .. } = &controller.association;
+        let held = |subsystem: &Subsystem| subsystem.holds_for(error.nsid, hostnqn);
+        let missing = error.status.code() == Status::INVALID_NAMESPACE.code();
+        if missing && self.subsystems.get(subsystem).is_some_and(held) {
+            return Status::NAMESPACE_NOT_READY;
+        }
+        error.status
     }
 
     /// The counters of a subsystem's I/O, for the SMART / health log. Best fed just before a Get Log Page of that log
@@ -452,18 +465,20 @@ impl Registry {
     /// The namespaces of a subsystem, for publication to those who check I/O commands.
     #[must_use]
     pub fn namespace_views(&self, subsystem: SubsystemId) -> Vec<NamespaceView> {
-        self.subsystems
-            .get(&subsystem)
-            .into_iter()
-            .flat_map(|subsystem| subsystem.namespaces.values())
-            .map(subsystem::Namespace::view)
-            .collect()
+        let subsystem = self.subsystems.get(&subsystem).into_iter();
+        subsystem.flat_map(|subsystem| subsystem.namespaces.keys().filter_map(|nsid| subsystem.view(*nsid))).collect()
+    }
+
+    /// Identifiers of the namespaces of a subsystem, those included that were taken away and may come back.
+    #[must_use]
+    pub fn nsids(&self, subsystem: SubsystemId) -> Vec<u32> {
+        self.subsystems.get(&subsystem).into_iter().flat_map(Subsystem::nsids).collect()
     }
 
     /// One namespace, for publication; `None` when it is not there (any more).
     #[must_use]
     pub fn namespace_view(&self, subsystem: SubsystemId, nsid: u32) -> Option<NamespaceView> {
-        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.view())
+        self.subsystems.get(&subsystem)?.view(nsid)
     }
 
     /// What keeps commands out of a namespace, for publication with its view; `None` when nothing does.
@@ -475,13 +490,13 @@ impl Registry {
     /// UUID of a namespace.
     #[must_use]
     pub fn namespace_uuid(&self, subsystem: SubsystemId, nsid: u32) -> Option<[u8; 16]> {
-        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.config.uuid)
+        Some(self.subsystems.get(&subsystem)?.known(nsid)?.config.uuid)
     }
 
     /// What a namespace has to remember through power loss.
     #[must_use]
     pub fn kept_state(&self, subsystem: SubsystemId, nsid: u32) -> Option<NamespaceState> {
-        Some(self.subsystems.get(&subsystem)?.namespaces.get(&nsid)?.kept())
+        Some(self.subsystems.get(&subsystem)?.known(nsid)?.kept())
     }
 
     /// Limits that apply to each I/O command.

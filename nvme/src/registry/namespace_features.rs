@@ -33,7 +33,14 @@ impl Registry {
 
     /// The flush of a [`Settle`] failed: what was changed goes back, as the host was told that it did not work.
     pub fn settle_failed(&mut self, settle: &Settle) {
-        let _ = self.set_write_protection(settle.subsystem, settle.nsid, WriteProtection::None);
+        let Settle { subsystem, nsid, .. } = *settle;
+        let away = self.subsystems.get_mut(&subsystem).and_then(|subsystem| subsystem.away.get_mut(&nsid));
+        if let Some(Some(namespace)) = away {
+            // Whoever puts it back publishes it.
+            namespace.protection = WriteProtection::None;
+            return;
+        }
+        let _ = self.set_write_protection(subsystem, nsid, WriteProtection::None);
     }
 }
 
@@ -87,11 +94,11 @@ impl Controller {
         }
         let subsystem = cx.subsystems.get_mut(&self.association.subsystem).ok_or(NO_NAMESPACE)?;
         let host = &self.association.hostnqn;
-        let concerned = subsystem
-            .namespaces
-            .iter_mut()
-            .filter(|(nsid, namespace)| (set.nsid == NSID_ALL || **nsid == set.nsid) && namespace.audience.sees(host));
-        let changed = concerned.map(|(_, namespace)| namespace.notification_mask = set.value).count();
+        let known = subsystem.namespaces.values_mut().chain(subsystem.away.values_mut().flatten());
+        let concerned = known.filter(|namespace| {
+            (set.nsid == NSID_ALL || namespace.config.nsid == set.nsid) && namespace.audience.sees(host)
+        });
+        let changed = concerned.map(|namespace| namespace.notification_mask = set.value).count();
         if changed == 0 && set.nsid != NSID_ALL {
             return Err(NO_NAMESPACE);
         }
@@ -145,11 +152,14 @@ impl Controller {
         Ok(Action::Settle { settle, completion: Completion::success(cid) })
     }
 
-    /// A namespace that the host sees.
+    /// A namespace that the host sees, to be changed.
     fn find<'a>(&self, cx: &'a mut Surroundings<'_>, nsid: u32) -> Result<&'a mut Namespace, Refused> {
-        let subsystem = cx.subsystems.get_mut(&self.association.subsystem);
-        let namespace = subsystem.and_then(|subsystem| subsystem.namespaces.get_mut(&nsid));
-        namespace.filter(|namespace| namespace.audience.sees(&self.association.hostnqn)).ok_or(NO_NAMESPACE)
+        let subsystem = cx.subsystems.get_mut(&self.association.subsystem).ok_or(NO_NAMESPACE)?;
+        let host = &self.association.hostnqn;
+        if subsystem.holds_for(nsid, host) {
+            return Err(Refused::at(location::NSID, Status::NAMESPACE_NOT_READY));
+        }
+        subsystem.namespaces.get_mut(&nsid).filter(|namespace| namespace.audience.sees(host)).ok_or(NO_NAMESPACE)
     }
 }
 

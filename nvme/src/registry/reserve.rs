@@ -34,9 +34,11 @@ impl Registry {
         let Some(controller) = self.controller_ref(ctrl) else { return Ok(Action::Complete(gone(cid))) };
         let (host, subsystem) = (controller.association.hostid, controller.association.subsystem);
         let Self { subsystems, slots, .. } = self;
-        let namespaces = subsystems.get_mut(&subsystem).map(|subsystem| &mut subsystem.namespaces);
-        let namespace = namespaces.and_then(|namespaces| namespaces.get_mut(&nsid));
-        let namespace = namespace.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let found = subsystems.get_mut(&subsystem).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        if found.holds(nsid) {
+            return Err(Status::NAMESPACE_NOT_READY);
+        }
+        let namespace = found.namespaces.get_mut(&nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let keys = Keys::parse(data);
         let keys = || keys.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr());
         let reservations = &mut namespace.reservations;

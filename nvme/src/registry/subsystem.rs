@@ -29,8 +29,24 @@ pub(crate) struct Subsystem {
     /// Hosts that have to authenticate.
     pub(crate) auth: BTreeMap<Nqn, HostAuth>,
     pub(crate) namespaces: BTreeMap<u32, Namespace>,
+    /// Namespaces that were taken away and may come back, by NSID; `None`: back among the others, and not open everywhere yet.
+    /// To its hosts each is what it was but not ready, whatever has its place.
+    pub(crate) away: BTreeMap<u32, Option<Namespace>>,
+    pub(crate) presence: Presence,
     pub(crate) counters: IoCounters,
     pub(crate) ana: AnaStates,
+}
+
+/// Whether a subsystem is served. One that is not, is to its hosts what it was, but none of its namespaces is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It is.
+    #[default]
+    Served,
+    /// It was taken away, and may come back.
+    Away,
+    /// It comes back: its namespaces are being opened.
+    Returning,
 }
 
 /// A namespace, checked.
@@ -125,6 +141,8 @@ impl Subsystem {
             was_reset: false,
             auth: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            away: BTreeMap::new(),
+            presence: Presence::Served,
             counters: IoCounters::default(),
             ana: AnaStates::default(),
         })
@@ -132,10 +150,11 @@ impl Subsystem {
 
     /// What keeps hosts out of a namespace; `None` when nothing does.
     pub(crate) fn gate(&self, nsid: u32) -> Option<Gate> {
-        let namespace = self.namespaces.get(&nsid)?;
+        let namespace = self.known(nsid)?;
         let unreached = self.ana.refusals(namespace.config.ana_group);
         let audience = namespace.audience.numbers();
-        let gate = Gate { audience, reservation: namespace.reservations.guard(), unreached };
+        let reservation = namespace.reservations.guard();
+        let gate = Gate { audience, reservation, unreached, held: self.holds(nsid) };
         (!gate.is_open()).then_some(gate)
     }
 
@@ -144,9 +163,39 @@ impl Subsystem {
         self.ana.page(port, groups_only, |nsid| self.seen(nsid, host).is_some())
     }
 
-    /// A namespace, if the host sees it.
+    /// A namespace as hosts know it.
+    pub(crate) fn known(&self, nsid: u32) -> Option<&Namespace> {
+        self.away.get(&nsid).and_then(Option::as_ref).or_else(|| self.namespaces.get(&nsid))
+    }
+
+    /// A namespace as hosts know it, if this one sees it.
     pub(crate) fn seen(&self, nsid: u32, host: &Nqn) -> Option<&Namespace> {
-        self.namespaces.get(&nsid).filter(|namespace| namespace.audience.sees(host))
+        self.known(nsid).filter(|namespace| namespace.audience.sees(host))
+    }
+
+    /// NSIDs that hosts know, ascending.
+    pub(crate) fn nsids(&self) -> BTreeSet<u32> {
+        self.namespaces.keys().chain(self.away.keys()).copied().collect()
+    }
+
+    /// Whether commands on a namespace are told to come again: what will be there is not decided.
+    pub(crate) fn holds(&self, nsid: u32) -> bool {
+        !self.is_served() || self.away.contains_key(&nsid)
+    }
+
+    /// Whether a host that knows a namespace is told to come again.
+    pub(crate) fn holds_for(&self, nsid: u32, host: &Nqn) -> bool {
+        self.holds(nsid) && self.seen(nsid, host).is_some()
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.presence == Presence::Served
+    }
+
+    /// A namespace that commands are to be checked against.
+    pub(crate) fn view(&self, nsid: u32) -> Option<NamespaceView> {
+        let namespace = self.namespaces.get(&nsid).filter(|_| self.presence != Presence::Away);
+        namespace.map(Namespace::view)
     }
 
     pub(crate) fn allows(&self, hostnqn: &Nqn) -> bool {
@@ -156,9 +205,8 @@ impl Subsystem {
     /// The optional commands that its namespaces have between them. An empty subsystem announces all, as a namespace
     /// that comes later could not announce them to hosts that are connected already.
     pub(crate) fn commands(&self) -> NamespaceCommands {
-        let any = |has: fn(&NamespaceConfig) -> bool| {
-            self.namespaces.is_empty() || self.namespaces.values().any(|ns| has(&ns.config))
-        };
+        let known = || self.namespaces.values().chain(self.away.values().flatten());
+        let any = |has: fn(&NamespaceConfig) -> bool| known().next().is_none() || known().any(|ns| has(&ns.config));
         NamespaceCommands {
             compare: any(|ns| ns.compare),
             write_zeroes: any(|ns| ns.write_zeroes),

@@ -83,6 +83,20 @@ fn nothing_is_taken_before_the_host_proved_itself() {
 }
 
 #[test]
+fn a_queue_that_comes_while_its_subsystem_is_taken_away_has_to_prove_itself() {
+    let mut bench = bench();
+    let ctrl = bench.dial(Dial::admin()).unwrap().ctrl;
+    assert!(bench.authenticate(ctrl, 0, 1, 1));
+    bench.enable(ctrl);
+    let taken = bench.registry.take_subsystem(bench.subsystem).unwrap();
+    assert!(bench.io_queue(ctrl, 1).unwrap().authenticate);
+    assert!(bench.authenticate(ctrl, 1, 1, 1));
+    bench.registry.put_subsystem_back(&taken).unwrap();
+    bench.registry.subsystem_is_back(taken);
+    assert!(bench.registry.is_authenticated(ctrl, 1));
+}
+
+#[test]
 fn hosts_of_whom_nothing_is_asked_need_not_and_cannot() {
     let mut bench = bench();
     let other = Dial { hostnqn: "nqn.other", ..Dial::admin() };

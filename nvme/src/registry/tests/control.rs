@@ -1,6 +1,9 @@
 //! The control plane: what may be configured, and what running controllers see of a change.
 
 use super::*;
+use crate::gate::Sender;
+use crate::io::IoCommand;
+use crate::reservation::ReservationCommand;
 
 #[test]
 fn limits_are_checked_on_both_sides() {
@@ -174,23 +177,117 @@ fn what_was_taken_away_comes_back_as_it_was_and_hosts_hear_only_of_what_stays_aw
     let taken = bench.registry.take_namespace(id, 3).unwrap();
     assert_eq!(bench.all_events(), [publish(3)]);
     assert_eq!(bench.registry.namespace_view(id, 3), None);
-    // Another one has its place: it cannot come back before that is gone, and is handed back for nothing.
+    // Another one has its place: it cannot come back before that is gone.
     bench.registry.insert_namespace(id, NamespaceConfig { uuid: [9; 16], nguid: [9; 16], ..namespace(3) }).unwrap();
-    let other = bench.registry.take_namespace(id, 3).unwrap();
+    assert_eq!(bench.registry.put_namespace_back(&taken), Err(ConfigError::DuplicateNsid(3)));
+    bench.registry.withdraw_namespace(id, 3).unwrap();
     assert_eq!(bench.all_events(), [publish(3), publish(3)], "nobody is told");
-    bench.registry.put_namespace_back(taken).unwrap();
-    assert_eq!(bench.registry.put_namespace_back(other), Err(ConfigError::DuplicateNsid(3)));
+    bench.registry.put_namespace_back(&taken).unwrap();
     assert!(bench.registry.namespace_view(id, 3).unwrap().read_only, "its protection is not what it was");
     assert_eq!(bench.all_events(), []);
+    bench.registry.namespace_is_back(taken);
+    assert_eq!(bench.all_events(), [publish(3)]);
 
     let taken = bench.registry.take_subsystem(id).unwrap();
     assert_eq!(bench.all_events(), [publish(1), publish(3)]);
     assert!(bench.dial(Dial::admin()).is_err());
-    bench.registry.put_subsystem_back(taken).unwrap();
-    assert_eq!(bench.all_events(), [], "its controllers live");
+    bench.registry.put_subsystem_back(&taken).unwrap();
+    bench.registry.subsystem_is_back(taken);
+    assert_eq!(bench.all_events(), [publish(1), publish(3)], "its controllers live");
     assert!(bench.dial(Dial::admin()).is_ok());
     let taken = bench.registry.take_namespace(id, 3).unwrap();
-    bench.registry.namespace_gone(&taken);
+    bench.registry.namespace_gone(taken);
     let told = Event::CompleteHeld { ctrl, completion: Completion::with_result(2, 0x0004_0002) };
     assert!(bench.all_events().contains(&told), "what stays away is told");
+}
+
+const NOT_READY: Status = Status::NAMESPACE_NOT_READY;
+
+/// The answer to a command on a namespace that was not found where commands are checked.
+fn not_found(bench: &mut Bench, ctrl: ControllerId, nsid: u32) -> Status {
+    let status = Status::INVALID_NAMESPACE.dnr();
+    let error = CommandError { sqid: 1, cid: 5, opcode: 2, nsid, lba: 0, status, location: 4 };
+    bench.registry.record_error(ctrl, &error)
+}
+
+fn protect(bench: &mut Bench, ctrl: ControllerId, nsid: u32) -> Action {
+    bench.admin(ctrl, &command(0x09, nsid, 0, [0x84, 1, 0, 0, 0, 0]))
+}
+
+#[test]
+fn hosts_of_a_namespace_that_was_taken_away_are_told_to_come_again() {
+    let mut bench = Bench::new();
+    let (id, ctrl) = (bench.subsystem, bench.host());
+    let only = NamespaceConfig { hosts: Some(vec!["nqn.2026-01.io.farside:h".into()]), ..namespace(4) };
+    bench.registry.add_namespace(id, only).unwrap();
+    bench.all_events();
+    let look = |bench: &mut Bench| [(0, 3), (2, 0), (3, 3), (8, 3)].map(|(cns, nsid)| bench.identify(ctrl, cns, nsid));
+    let before = look(&mut bench);
+    let mut away = vec![bench.registry.take_namespace(id, 3).unwrap(), bench.registry.take_namespace(id, 4).unwrap()];
+    assert_eq!(not_found(&mut bench, ctrl, 3), NOT_READY);
+    assert_eq!(not_found(&mut bench, ctrl, 2), Status::INVALID_NAMESPACE.dnr());
+    assert_eq!(not_found(&mut bench, ctrl, 4), Status::INVALID_NAMESPACE.dnr(), "it never saw that one");
+    assert_eq!(look(&mut bench), before, "hosts see what may come back");
+    let refused = |cid| Action::Complete(Completion::failed(cid, NOT_READY));
+    assert_eq!(protect(&mut bench, ctrl, 3), refused(command(0x09, 3, 0, [0; 6]).cid));
+    let report = ReservationCommand::Report { len: 64 };
+    assert_eq!(bench.registry.reserve(ctrl, 3, 1, report, &[]), refused(1));
+    // What comes in its place shows itself when the other is gone for good.
+    let larger = NamespaceConfig { uuid: [9; 16], nguid: [9; 16], blocks: 4096, ..namespace(3) };
+    bench.registry.insert_namespace(id, larger).unwrap();
+    let gate = bench.registry.namespace_gate(id, 3).unwrap();
+    let sender = Sender { hostid: [9; 16], portid: 0, host: 1 };
+    assert_eq!(gate.check(&sender, &IoCommand::Flush), Err(NOT_READY));
+    assert_eq!(gate.refusal(Status::LBA_OUT_OF_RANGE.dnr()), NOT_READY);
+    assert_eq!(look(&mut bench), before);
+    away.into_iter().for_each(|taken| bench.registry.namespace_gone(taken));
+    assert_eq!(bench.registry.namespace_gate(id, 3), None);
+    assert_eq!(bench.identify(ctrl, 0, 3).unwrap()[..8], 4096u64.to_le_bytes());
+    assert!(matches!(protect(&mut bench, ctrl, 3), Action::Settle { .. }));
+    // The same, and back.
+    away = vec![bench.registry.take_namespace(id, 3).unwrap()];
+    bench.registry.put_namespace_back(&away[0]).unwrap();
+    assert!(bench.registry.namespace_view(id, 3).is_some());
+    let gate = bench.registry.namespace_gate(id, 3).unwrap();
+    assert_eq!(gate.check(&sender, &IoCommand::Flush), Err(NOT_READY), "it is not open everywhere");
+    assert_eq!(not_found(&mut bench, ctrl, 3), NOT_READY);
+    away.into_iter().for_each(|taken| bench.registry.namespace_is_back(taken));
+    assert_eq!(bench.registry.namespace_gate(id, 3), None);
+    assert_eq!(not_found(&mut bench, ctrl, 3), Status::INVALID_NAMESPACE.dnr());
+}
+
+#[test]
+fn hosts_of_a_subsystem_that_was_taken_away_are_told_to_come_again() {
+    let mut bench = Bench::new();
+    let (id, ctrl) = (bench.subsystem, bench.host());
+    let addr = "10.0.0.1:4420".parse().unwrap();
+    bench.registry.add_listener(Listener { addr, portid: 1, provider: RdmaProvider::RoceV2 }).unwrap();
+    let discovery = bench.discovery_host();
+    let listed = |bench: &mut Bench| bench.log(discovery, 0x70, true, 1024, 4096).unwrap();
+    let look = |bench: &mut Bench| [(1, 0), (2, 0), (0, 3)].map(|(cns, nsid)| bench.identify(ctrl, cns, nsid));
+    let name = Nqn::strict(NQN).unwrap();
+    let (before, log) = (look(&mut bench), listed(&mut bench));
+    bench.all_events();
+    let taken = bench.registry.take_subsystem(id).unwrap();
+    assert!(bench.registry.take_subsystem(id).is_err() && bench.registry.find_subsystem(&name).is_none());
+    assert!(bench.registry.namespace_view(id, 1).is_none() && bench.registry.namespace_views(id).is_empty());
+    assert_eq!(look(&mut bench), before, "no discovery controller's data");
+    assert_eq!(not_found(&mut bench, ctrl, 1), NOT_READY);
+    assert_eq!(bench.dial(Dial::admin()).unwrap_err().status, Status::CONNECT_CONTROLLER_BUSY);
+    // Another one of its name, which may have other hosts, changes nothing of that.
+    let other = SubsystemConfig { allow_any_host: false, serial: "other".into(), ..subsystem(NQN) };
+    let new = bench.registry.add_subsystem(&other).unwrap();
+    assert_eq!(bench.registry.add_namespace(new, namespace(1)), Ok(()), "the identifiers of what goes are free");
+    assert_eq!(bench.dial(Dial::admin()).unwrap_err().status, Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(listed(&mut bench), log);
+    assert_eq!(bench.registry.put_subsystem_back(&taken), Err(ConfigError::DuplicateNqn(NQN.into())));
+    bench.registry.remove_subsystem(new).unwrap();
+    bench.registry.put_subsystem_back(&taken).unwrap();
+    assert!(bench.registry.namespace_gate(id, 1).unwrap().is_held() && bench.registry.namespace_view(id, 1).is_some());
+    bench.registry.subsystem_is_back(taken);
+    assert_eq!((bench.registry.namespace_gate(id, 1), look(&mut bench)), (None, before));
+    assert!(bench.dial(Dial::admin()).is_ok());
+    let taken = bench.registry.take_subsystem(id).unwrap();
+    bench.registry.subsystem_gone(taken);
+    assert!(bench.events().contains(&Event::Kill { ctrl, reason: KillReason::SubsystemRemoved }));
 }
