@@ -9,7 +9,9 @@ use crate::config::Config;
 /// The configuration after a request; `None` for requests that change none.
 pub(super) fn edited(config: &Config, request: &Request) -> Result<Option<Config>, Failure> {
     let text = config.to_toml();
-    let mut table: Table = text.parse().map_err(|error| Failure::new("running configuration", error, ""))?;
+    let mut table: Table = text
+        .parse()
+        .map_err(|error| Failure::new("running configuration", error, "use `farside ctl apply` with a file"))?;
     match request {
         Request::AddSubsystem { subsystem } => list(&mut table, "subsystem").push(from_json(subsystem)?),
         Request::RemoveSubsystem { nqn } => {

@@ -95,7 +95,11 @@ impl Manager {
                 let mut running = self.lock();
                 match edited(&running, change)? {
                     Some(wanted) => self.become_(&mut running, wanted, Vec::new(), false),
-                    None => Err(Failure::new("request", "changes nothing", "")),
+                    None => Err(Failure::new(
+                        "request",
+                        "changes nothing",
+                        "name a change: `farside ctl --help` lists them",
+                    )),
                 }
             }
         }
@@ -208,7 +212,7 @@ impl Manager {
     }
 
     fn set_log(&self, level: &str) -> Result<(), Failure> {
-        let refuse = |reason: String| Failure::new("log level", reason, "");
+        let refuse = |reason: String| Failure::new("log level", reason, "set it in the configuration, and restart");
         match &self.set_log {
             Some(set) => set(level).map_err(refuse),
             None => Err(refuse("this program does not let it be changed".into())),

@@ -8,7 +8,7 @@ use crate::config::{
     Addition, AnaSpec, Bytes, Config, HostSpec, ListenAddress, NamespaceSpec, Options, ReferralSpec, SubsystemSpec,
     ana_state_name,
 };
-use crate::target::{Admission, AnaState, HostAuth, Limits, Target};
+use crate::target::{self, Admission, AnaState, HostAuth, Limits, Target};
 
 /// One step. [`Change::inverse`] takes it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,26 +115,20 @@ impl Change {
             Self::RemoveHost(nqn, host) => target.remove_host(nqn, host)?,
             Self::AllowAnyHost(nqn, allow) => target.set_allow_any_host(nqn, *allow)?,
             Self::Host(nqn, _, to) => {
-                target.set_host_auth(nqn, &to.nqn, to.auth()?)?;
-                target.set_host_limits(nqn, &to.nqn, to.limits)?;
+                let (auth, before) = (to.auth()?, target.host_auth(nqn, &to.nqn)?);
+                target.set_host_auth(nqn, &to.nqn, auth)?;
+                target.set_host_limits(nqn, &to.nqn, to.limits).inspect_err(|_| {
+                    // Of the two calls of this step the first one is taken back.
+                    let _ = target.set_host_auth(nqn, &to.nqn, before);
+                })?;
             }
             Self::Secrets(nqn, host, _, to) => target.set_host_auth(nqn, host, to.clone())?,
             Self::NamespaceHosts(nqn, nsid, _, to) => target.set_namespace_hosts(nqn, *nsid, to.as_deref())?,
             Self::NamespaceLimits(nqn, nsid, _, to) => target.set_namespace_limits(nqn, *nsid, *to)?,
             Self::Admission(nqn, _, to) => target.set_admission(nqn, *to)?,
             Self::Ana(nqn, from, to) => {
-                let optimized = from.iter().map(|one| AnaSpec { state: AnaState::Optimized, ..one.clone() });
-                let kept =
-                    |one: &AnaSpec| to.iter().any(|other| other.group == one.group && other.listener == one.listener);
-                for one in optimized.filter(|one| !kept(one)) {
-                    // A listener that is gone has no state to take back.
-                    let listener = one.listener.as_ref().map(resolve).transpose()?;
-                    let _ = target.set_ana_state(nqn, one.group, listener, one.state);
-                }
-                for one in to {
-                    let listener = one.listener.as_ref().map(resolve).transpose()?;
-                    target.set_ana_state(nqn, one.group, listener, one.state)?;
-                }
+                let to_come = to.iter().map(resolve_state).collect::<Result<Vec<_>, _>>()?;
+                target.set_ana_states(nqn, &left_states(from, to), &to_come)?;
             }
             Self::AnaGroup(nqn, nsid, _, group) => target.set_ana_group(nqn, *nsid, *group)?,
             Self::AddReferral(referral) => target.add_referral(referral.referral())?,
@@ -144,6 +138,25 @@ impl Change {
         }
         Ok(())
     }
+}
+
+/// Takes back ANA states that were set, as far as their listeners are there: one that is gone keeps its states.
+pub(super) fn take_back_states(target: &Target, nqn: &str, from: &[AnaSpec], to: &[AnaSpec]) -> Result<(), Failure> {
+    let mut states = left_states(to, from);
+    states.extend(from.iter().filter_map(|one| resolve_state(one).ok()));
+    Ok(target.set_ana_states(nqn, &states, &[])?)
+}
+
+/// What is not said any more is optimized. A listener that is gone has no state to take back.
+fn left_states(from: &[AnaSpec], to: &[AnaSpec]) -> Vec<target::AnaSpec> {
+    let kept = |one: &AnaSpec| to.iter().any(|other| other.group == one.group && other.listener == one.listener);
+    let left = from.iter().filter(|one| !kept(one)).filter_map(|one| resolve_state(one).ok());
+    left.map(|one| target::AnaSpec { state: AnaState::Optimized, ..one }).collect()
+}
+
+fn resolve_state(one: &AnaSpec) -> Result<target::AnaSpec, Failure> {
+    let listener = one.listener.as_ref().map(resolve).transpose()?;
+    Ok(target::AnaSpec { group: one.group, listener, state: one.state })
 }
 
 fn resolve(listener: &ListenAddress) -> Result<std::net::SocketAddr, Failure> {

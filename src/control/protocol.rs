@@ -136,6 +136,18 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The same, with what could not be taken back of what was done before.
+    pub(super) fn with_left(mut self, left: &[String]) -> Self {
+        if !left.is_empty() {
+            self.reason =
+                format!("{}; and what was done before could not be taken back: {}", self.reason, left.join(", "));
+            self.remedy = format!("{}; then apply the whole configuration", self.remedy);
+        }
+        self
+    }
+}
+
 impl From<TargetError> for Failure {
     fn from(error: TargetError) -> Self {
         Self { object: error.object, reason: error.reason, remedy: error.remedy }
@@ -155,7 +167,8 @@ impl From<Vec<Problem>> for Failure {
     fn from(problems: Vec<Problem>) -> Self {
         let more = problems.len().saturating_sub(1);
         let first = problems.into_iter().next().map(Self::from);
-        let mut failure = first.unwrap_or_else(|| Self::new("configuration", "is refused", ""));
+        let mut failure =
+            first.unwrap_or_else(|| Self::new("configuration", "is refused", "see `farside check` for why"));
         if more > 0 {
             failure.remedy = format!("{}; and {more} more", failure.remedy);
         }

@@ -102,7 +102,9 @@ impl ControlServer {
     /// There is no thread to be had.
     pub fn serve(mut bound: ControlPath, manager: Arc<Manager>) -> Result<Self, Failure> {
         let path = std::mem::take(&mut bound.path);
-        let Some(listener) = bound.listener.take() else { return Err(refused(&path, "is closed", "")) };
+        let Some(listener) = bound.listener.take() else {
+            return Err(refused(&path, "is closed", "bind it once, and serve it once"));
+        };
         let shared = Arc::new(Shared::default());
         let accepting = Arc::clone(&shared);
         let spawned = std::thread::Builder::new()
@@ -112,7 +114,7 @@ impl ControlServer {
             Ok(thread) => Ok(Self { path, shared, thread: Some(thread) }),
             Err(error) => {
                 let _ = std::fs::remove_file(&path);
-                Err(refused(&path, error, ""))
+                Err(refused(&path, error, "raise the limit of threads (ulimit -u, or TasksMax of its unit)"))
             }
         }
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use nvme::auth::HostAuth;
 use nvme::registry::{
-    Admission, AnaState, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider, Referral, Registry,
-    RegistryConfig,
+    Admission, AnaState, ConfigError, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider,
+    Referral, Registry, RegistryConfig,
 };
 use tracing::{error, info};
 use uuid::Uuid;
@@ -20,7 +20,7 @@ use super::control::ControlThread;
 use super::counters::{Counters, IoTotals, count};
 use super::keeper::Keeper;
 use super::limits::Limits;
-use super::live::{ListenerMap, Live, subsystem_config};
+use super::live::{ListenerMap, Live, Wildcards, subsystem_config};
 use super::namespace::Published;
 use super::operate::Running;
 use super::options::Options;
@@ -33,6 +33,9 @@ use crate::rdma::{DeviceInfo, Provider};
 
 /// Submission queue entries of a reactor's ring.
 const RING_ENTRIES: u32 = 1024;
+
+/// What to do where a thread cannot be started.
+const THREADS: &str = "raise the limit of threads (ulimit -u, or TasksMax of its unit)";
 
 /// A target could not be started: what, why, and what to try. Nothing was left half started.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -49,6 +52,32 @@ pub struct TargetError {
 impl TargetError {
     pub(super) fn new(object: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
         Self { object: object.into(), reason: reason.to_string(), remedy: remedy.into() }
+    }
+
+    /// The registry refused.
+    pub(super) fn config(object: impl Into<String>, error: ConfigError) -> Self {
+        let remedy = match &error {
+            ConfigError::Limit(_) => "choose a value within that",
+            ConfigError::Nqn(..) | ConfigError::HostNqn(..) => {
+                "write it as nqn.yyyy-mm.reversed.domain:name, or nqn.2014-08.org.nvmexpress:uuid: and a UUID"
+            }
+            ConfigError::DuplicateNqn(_) => "choose another NQN",
+            ConfigError::Serial(_) | ConfigError::Model(_) => "choose another one, or leave it out",
+            ConfigError::NoSuchSubsystem
+            | ConfigError::NoSuchNamespace(_)
+            | ConfigError::NoSuchListener(_)
+            | ConfigError::NoSuchReferral(_) => "list what there is: status",
+            ConfigError::NsidOutOfRange(_) => "choose one of 1 to 1024",
+            ConfigError::DuplicateNsid(_) => "choose another nsid",
+            ConfigError::DuplicateUuid(_) => "give one of them another uuid, nguid and eui64",
+            ConfigError::ZeroUuid => "leave it out, or choose another",
+            ConfigError::BlockSize(_) => "choose one of them",
+            ConfigError::Size(_) => "look at what is behind it",
+            ConfigError::AnaGroup(_) => "choose one of them",
+            ConfigError::DuplicateListener(_) | ConfigError::DuplicateReferral(_) => "name it once",
+            ConfigError::ReferralAddress(_) => "name an address and a port of the other service",
+        };
+        Self::new(object, error, remedy)
     }
 }
 
@@ -198,6 +227,7 @@ pub struct TargetBuilder {
     soft: SoftOptions,
     /// What stands for a wildcard, for listeners that come later too.
     listener_map: Option<ListenerMap>,
+    wildcards: Wildcards,
 }
 
 impl fmt::Debug for TargetBuilder {
@@ -349,9 +379,7 @@ impl TargetBuilder {
         });
         let (mut published, mut served) = (Vec::new(), Vec::new());
         for subsystem in &self.subsystems {
-            let refuse = |error: nvme::registry::ConfigError| {
-                TargetError::new(format!("subsystem {}", subsystem.nqn), error, "")
-            };
+            let refuse = |error| TargetError::config(format!("subsystem {}", subsystem.nqn), error);
             let id = registry.add_subsystem(&subsystem_config(subsystem)).map_err(refuse)?;
             for (host, auth) in &subsystem.auth {
                 registry.set_host_auth(id, host, Some(auth.clone())).map_err(refuse)?;
@@ -379,14 +407,14 @@ impl TargetBuilder {
             let listener = Listener { addr: *address, portid: 0, provider: RdmaProvider::RoceV2 };
             registry
                 .add_listener(listener)
-                .map_err(|error| TargetError::new(format!("listener {address}"), error, ""))?;
+                .map_err(|error| TargetError::config(format!("listener {address}"), error))?;
         }
         for referral in &self.referrals {
-            let refuse = |error| TargetError::new(format!("referral to {}", referral.addr), error, "");
+            let refuse = |error| TargetError::config(format!("referral to {}", referral.addr), error);
             registry.add_referral(referral.clone()).map_err(refuse)?;
         }
         for subsystem in &self.subsystems {
-            set_first_states(&mut registry, subsystem)?;
+            set_first_states(&mut registry, &subsystem.nqn, &subsystem.ana)?;
         }
         // Reactors are made with all of this: there is nothing to tell them.
         while registry.poll_event().is_some() {}
@@ -398,11 +426,18 @@ impl TargetBuilder {
         mut self,
         replace: impl Fn(SocketAddr) -> Vec<SocketAddr> + Send + Sync + 'static,
     ) -> Self {
-        let listeners = std::mem::take(&mut self.listeners);
-        let replaced = listeners
-            .into_iter()
-            .flat_map(|(address, tos)| replace(address).into_iter().map(move |address| (address, tos)));
-        self.listeners = replaced.collect();
+        for (address, tos) in std::mem::take(&mut self.listeners) {
+            let addresses = replace(address);
+            self.listeners.extend(addresses.iter().map(|address| (*address, tos)));
+            if addresses != [address] {
+                self.wildcards.insert(address, addresses);
+            }
+        }
+        for subsystem in &mut self.subsystems {
+            let wildcards = &self.wildcards;
+            let stands = |address| wildcards.get(&address).cloned().unwrap_or_else(|| replace(address));
+            subsystem.ana = expand_states(&subsystem.ana, stands);
+        }
         self.listener_map = Some(Arc::new(replace));
         self
     }
@@ -450,7 +485,7 @@ impl TargetBuilder {
         let (reactors, remarks) = start_reactors(&shared, &provider, &published)?;
         let mut threads = Threads { shared: Arc::clone(&shared), control: None, reactors };
         let spawned = std::thread::Builder::new().name("farside-control".into()).spawn(move || control.run());
-        threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, ""))?);
+        threads.control = Some(spawned.map_err(|error| TargetError::new("control thread", error, THREADS))?);
         self.subsystems.iter().for_each(keep);
 
         let served = Served {
@@ -462,7 +497,7 @@ impl TargetBuilder {
             remarks,
         };
         let running = Box::new(Arc::clone(&shared));
-        let live = Live::new(self.listener_map);
+        let live = Live::new(self.listener_map, self.wildcards);
         let counters = Box::new(move || count(&shared));
         Ok(Target { served, counters, running, live, stop: Some(Box::new(move || threads.stop())) })
     }
@@ -491,16 +526,26 @@ pub(super) fn keep(subsystem: &SubsystemSpec) {
 }
 
 /// The ANA states that a subsystem starts with; listeners are there.
-pub(super) fn set_first_states(registry: &mut Registry, subsystem: &SubsystemSpec) -> Result<(), TargetError> {
-    let id = nvme::Nqn::lenient(&subsystem.nqn).ok().and_then(|nqn| registry.find_subsystem(&nqn));
+pub(super) fn set_first_states(registry: &mut Registry, nqn: &str, states: &[AnaSpec]) -> Result<(), TargetError> {
+    let id = nvme::Nqn::lenient(nqn).ok().and_then(|nqn| registry.find_subsystem(&nqn));
     let Some(id) = id else { return Ok(()) };
-    for AnaSpec { group, listener, state } in &subsystem.ana {
+    for AnaSpec { group, listener, state } in states {
         registry.set_ana_state(id, *group, *listener, *state, Duration::ZERO).map_err(|error| {
             let remedy = "name a group that there is, and a listener as it is configured";
-            TargetError::new(format!("ANA group {group} of {}", subsystem.nqn), error, remedy)
+            TargetError::new(format!("ANA group {group} of {nqn}"), error, remedy)
         })?;
     }
     Ok(())
+}
+
+/// ANA states with those addresses that stand for the listeners that they name.
+pub(super) fn expand_states(states: &[AnaSpec], addresses: impl Fn(SocketAddr) -> Vec<SocketAddr>) -> Vec<AnaSpec> {
+    let expand = |one: &AnaSpec| {
+        let listeners = one.listener.map_or_else(|| vec![None], |one| addresses(one).into_iter().map(Some).collect());
+        let AnaSpec { group, state, .. } = *one;
+        listeners.into_iter().map(move |listener| AnaSpec { group, listener, state })
+    };
+    states.iter().flat_map(expand).collect()
 }
 
 /// Hosts of a subsystem get the limits that it starts with.
@@ -581,10 +626,12 @@ fn start_reactors<P: Provider>(
         let (started, outcome) = std::sync::mpsc::channel();
         let body = move || {
             // Rings and endpoints belong to the thread that uses them, so everything is made here.
-            let built =
-                open_ring(RING_ENTRIES).map_err(|error| TargetError::new("io_uring", error, "")).and_then(|ring| {
-                    Reactor::new(index, shared, provider, Some(ring))
-                        .map_err(|error| TargetError::new(format!("reactor {index}"), error, ""))
+            let built = open_ring(RING_ENTRIES)
+                .map_err(|error| TargetError::new("io_uring", error, "see what `farside doctor` says of it"))
+                .and_then(|ring| {
+                    Reactor::new(index, shared, provider, Some(ring)).map_err(|error| {
+                        TargetError::new(format!("reactor {index}"), error, "see what `farside doctor` says")
+                    })
                 });
             match built {
                 Ok(mut reactor) => {
@@ -604,7 +651,7 @@ fn start_reactors<P: Provider>(
             }
         };
         let spawned = std::thread::Builder::new().name(format!("farside-{index}")).spawn(body);
-        threads.reactors.push(spawned.map_err(|error| TargetError::new(format!("reactor {index}"), error, ""))?);
+        threads.reactors.push(spawned.map_err(|error| TargetError::new(format!("reactor {index}"), error, THREADS))?);
         match outcome.recv() {
             Ok(Ok(said)) => {
                 // Every reactor has the same to say.
@@ -613,7 +660,13 @@ fn start_reactors<P: Provider>(
                 }
             }
             Ok(Err(error)) => return Err(error),
-            Err(_) => return Err(TargetError::new(format!("reactor {index}"), "its thread ended at once", "")),
+            Err(_) => {
+                return Err(TargetError::new(
+                    format!("reactor {index}"),
+                    "its thread ended at once",
+                    "see the log for why",
+                ));
+            }
         }
     }
     Ok((std::mem::take(&mut threads.reactors), remarks))

@@ -4,6 +4,7 @@
 //! only then are hosts told (what the registry has for them is held back meanwhile). A refused change leaves everything as it
 //! was. One change at a time. How things go is in [`super::removal`].
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use nvme::registry::{ConfigError, Drain, Listener, RdmaProvider, SubsystemConfig
 use uuid::Uuid;
 
 use super::builder::{
-    NamespaceSpec, SubsystemSpec, Target, TargetError, keep, limit_hosts, namespace_config, set_first_states,
+    NamespaceSpec, SubsystemSpec, Target, TargetError, expand_states, keep, limit_hosts, namespace_config,
+    set_first_states,
 };
 use super::limits::Limiter;
 use super::namespace::{Instance, IoCounters, Published};
@@ -49,9 +51,13 @@ impl<P: Provider> Reactor<P> {
 /// Replaces a wildcard address by those that stand for it.
 pub(crate) type ListenerMap = Arc<dyn Fn(SocketAddr) -> Vec<SocketAddr> + Send + Sync>;
 
+/// What wildcard listeners stand for, each as it was when it came: interfaces come and go.
+pub(crate) type Wildcards = BTreeMap<SocketAddr, Vec<SocketAddr>>;
+
 /// What changes of a target need besides its inside.
 pub(crate) struct Live {
     listener_map: Option<ListenerMap>,
+    wildcards: Mutex<Wildcards>,
     /// Held during a change.
     one_at_a_time: Mutex<()>,
     /// Removed namespaces whose storage is open.
@@ -59,16 +65,22 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(listener_map: Option<ListenerMap>) -> Self {
-        Self { listener_map, one_at_a_time: Mutex::new(()), draining: Arc::default() }
+    pub(crate) fn new(listener_map: Option<ListenerMap>, wildcards: Wildcards) -> Self {
+        Self { listener_map, wildcards: Mutex::new(wildcards), one_at_a_time: Mutex::new(()), draining: Arc::default() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         self.one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn addresses(&self, address: SocketAddr) -> Vec<SocketAddr> {
-        self.listener_map.as_ref().map_or_else(|| vec![address], |map| map(address))
+    /// The addresses that stand for one that is configured.
+    pub(super) fn addresses(&self, address: SocketAddr) -> Vec<SocketAddr> {
+        let known = self.wildcards().get(&address).cloned();
+        known.unwrap_or_else(|| self.listener_map.as_ref().map_or_else(|| vec![address], |map| map(address)))
+    }
+
+    fn wildcards(&self) -> MutexGuard<'_, Wildcards> {
+        self.wildcards.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -82,11 +94,11 @@ impl Drop for HeldEvents<'_> {
 }
 
 fn stopped(object: &str) -> TargetError {
-    TargetError::new(object, "the target does not answer: it is stopping", "")
+    TargetError::new(object, "the target does not answer: it is stopping", "try again when it runs anew")
 }
 
 pub(super) fn refused(object: String, error: ConfigError) -> TargetError {
-    TargetError::new(object, error, "")
+    TargetError::config(object, error)
 }
 
 /// What a target looks like at a moment.
@@ -191,10 +203,13 @@ impl Target {
         let id = added.map_err(|error| refused(format!("subsystem {}", spec.nqn), error))?;
         let mut namespaces = spec.namespaces.iter();
         let added = namespaces.try_for_each(|namespace| self.open_and_tell(id, &spec.nqn, namespace));
-        let added = added.and_then(|()| self.control(|control| set_first_states(&mut control.registry, spec)));
+        let added = added.and_then(|()| {
+            let states = expand_states(&spec.ana, |address| self.live.addresses(address));
+            self.control(|control| set_first_states(&mut control.registry, &spec.nqn, &states))
+        });
         match &added {
             Ok(()) => keep(spec),
-            Err(_) => drop(self.detach_subsystem(id, &spec.nqn).map(|taken| self.decide(&[], vec![taken]))),
+            Err(_) => drop(self.end_subsystem(id, &spec.nqn).map(|storage| self.close(vec![storage]))),
         }
         added
     }
@@ -299,6 +314,9 @@ impl Target {
                 return Err(error);
             }
         }
+        if addresses != [address] {
+            self.live.wildcards().insert(address, addresses);
+        }
         Ok(())
     }
 
@@ -308,7 +326,19 @@ impl Target {
     /// It is not listened on.
     pub fn remove_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
         let _guard = self.live.lock();
-        self.live.addresses(address).into_iter().try_for_each(|address| self.unlisten(address))
+        let addresses = self.live.addresses(address);
+        let removed = self.control(|control| {
+            let registry = &mut control.registry;
+            // All of those that a wildcard stands for, or none.
+            let known = |address: &&SocketAddr| registry.listeners().iter().any(|listener| listener.addr == **address);
+            if let Some(unknown) = addresses.iter().find(|address| !known(address)) {
+                return Err(ConfigError::NoSuchListener(*unknown));
+            }
+            addresses.iter().try_for_each(|address| registry.remove_listener(*address))
+        });
+        removed.map_err(|error| refused(format!("listener {address}"), error))?;
+        self.live.wildcards().remove(&address);
+        addresses.into_iter().try_for_each(|address| self.stop_listening(address))
     }
 
     /// Disconnects a host's controllers, of one subsystem or of all; it may connect again. Returns how many there were.
@@ -328,7 +358,7 @@ impl Target {
 
 impl Target {
     /// Runs `work` on the registry and carries out what follows.
-    pub(super) fn control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
+    pub(crate) fn control<R>(&self, work: impl FnOnce(&mut Control) -> R) -> R {
         let (mut work, mut result) = (Some(work), None);
         self.running.control(&mut |control| result = work.take().map(|work| work(control)));
         result.expect("the work is run once")
@@ -412,6 +442,10 @@ impl Target {
     fn unlisten(&self, address: SocketAddr) -> Result<(), TargetError> {
         self.control(|control| control.registry.remove_listener(address))
             .map_err(|error| refused(format!("listener {address}"), error))?;
+        self.stop_listening(address)
+    }
+
+    fn stop_listening(&self, address: SocketAddr) -> Result<(), TargetError> {
         self.ask_control(address, |answer| ControlMessage::Unlisten { address, answer })
     }
 }

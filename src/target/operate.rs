@@ -12,7 +12,7 @@ use nvme::Nqn;
 use nvme::auth::HostAuth;
 use nvme::registry::{Admission, AnaState, ConfigError, Drain, Referral, Registry, SubsystemId, WriteProtection};
 
-use super::builder::{Target, TargetError};
+use super::builder::{AnaSpec, Target, TargetError, expand_states};
 use super::causes::Disconnect;
 use super::keeper::Keeper;
 use super::limits::Limits;
@@ -175,14 +175,34 @@ impl Target {
         listener: Option<SocketAddr>,
         state: AnaState,
     ) -> Result<(), TargetError> {
+        self.set_ana_states(nqn, &[], &[AnaSpec { group, listener, state }])
+    }
+
+    /// The same for many: of the first ones those that can be set, and of the others all, or none of either.
+    pub(crate) fn set_ana_states(
+        &self,
+        nqn: &str,
+        possible: &[AnaSpec],
+        needed: &[AnaSpec],
+    ) -> Result<(), TargetError> {
         let (id, now) = (self.subsystem(nqn)?, self.running.now());
-        let nsids = self.registry(nqn, |registry| {
-            registry.set_ana_state(id, group, listener, state, now)?;
-            Ok(registry.namespaces_of_group(id, group))
+        let expand = |states: &[AnaSpec]| expand_states(states, |address| self.live.addresses(address));
+        let (possible, needed) = (expand(possible), expand(needed));
+        let set = self.registry(nqn, |registry| {
+            let check = |registry: &Registry, one: &AnaSpec| registry.check_ana_state(one.group, one.listener);
+            needed.iter().try_for_each(|one| check(registry, one))?;
+            let mut set = Vec::new();
+            for one in possible.iter().filter(|one| check(registry, one).is_ok()).chain(&needed).collect::<Vec<_>>() {
+                registry.set_ana_state(id, one.group, one.listener, one.state, now)?;
+                set.push((registry.namespaces_of_group(id, one.group), one.state));
+            }
+            Ok(set)
         })?;
-        let reached = matches!(state, AnaState::Optimized | AnaState::NonOptimized);
-        let drain = if reached { Drain::Nothing } else { Drain::Everything };
-        nsids.into_iter().for_each(|nsid| self.running.settle((id, nsid), drain.clone()));
+        for (nsids, state) in set {
+            let reached = matches!(state, AnaState::Optimized | AnaState::NonOptimized);
+            let drain = if reached { Drain::Nothing } else { Drain::Everything };
+            nsids.into_iter().for_each(|nsid| self.running.settle((id, nsid), drain.clone()));
+        }
         Ok(())
     }
 
@@ -240,7 +260,7 @@ impl Target {
             }
         });
         if !found {
-            return Err(TargetError::new(nqn, ConfigError::NoSuchNamespace(nsid), ""));
+            return Err(TargetError::config(nqn, ConfigError::NoSuchNamespace(nsid)));
         }
         self.running.limits_changed();
         Ok(())
@@ -252,7 +272,8 @@ impl Target {
     /// There is no such subsystem, or the host's NQN breaks a rule.
     pub fn set_host_limits(&self, nqn: &str, host: &str, limits: Limits) -> Result<(), TargetError> {
         let id = self.subsystem(nqn)?;
-        let name = Nqn::lenient(host).map_err(|rule| TargetError::new(format!("host {host} of {nqn}"), rule, ""))?;
+        let refuse = |rule| TargetError::config(nqn, ConfigError::HostNqn(host.to_owned(), rule));
+        let name = Nqn::lenient(host).map_err(refuse)?;
         self.running.control(&mut |control| control.limiter(id, name.clone()).set(limits));
         self.running.limits_changed();
         Ok(())
@@ -301,6 +322,6 @@ impl Target {
     ) -> Result<T, TargetError> {
         let mut outcome = Err(ConfigError::NoSuchSubsystem);
         self.running.change(&mut |registry| outcome = work(registry));
-        outcome.map_err(|error| TargetError::new(object, error, ""))
+        outcome.map_err(|error| TargetError::config(object, error))
     }
 }

@@ -16,6 +16,7 @@ use super::live::refused;
 use super::locks::NamespaceKey;
 use super::namespace::{Instance, Published};
 use super::reactor::Reactor;
+use super::shared::Control;
 use super::ticket::Ticket;
 use crate::backend::{Backend, Null};
 use crate::rdma::Provider;
@@ -114,7 +115,7 @@ pub(crate) struct Taken {
 
 /// The namespaces behind it.
 #[derive(Debug)]
-struct Storage {
+pub(super) struct Storage {
     nqn: String,
     parts: Vec<Part>,
 }
@@ -140,7 +141,11 @@ impl Target {
     /// # Errors
     /// It is not served.
     pub fn remove_subsystem(&self, nqn: &str) -> Result<Vec<Draining>, TargetError> {
-        Ok(self.decide(&[], vec![self.take_subsystem(nqn)?]))
+        let guard = self.live.lock();
+        let id = self.find(nqn)?;
+        let storage = self.end_subsystem(id, nqn)?;
+        drop(guard);
+        Ok(self.close(vec![storage]))
     }
 
     /// Serves a namespace no more; connected hosts are told. When it returns, the storage is let go, unless the namespace is
@@ -149,7 +154,11 @@ impl Target {
     /// # Errors
     /// It is not served.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<Vec<Draining>, TargetError> {
-        Ok(self.decide(&[], vec![self.take_namespace(nqn, nsid)?]))
+        let guard = self.live.lock();
+        let id = self.find(nqn)?;
+        let ((), storage) = self.detach((id, nsid), nqn, |registry| registry.remove_namespace(id, nsid))?;
+        drop(guard);
+        Ok(self.close(vec![storage]))
     }
 
     /// Namespaces that were removed and whose commands have not ended. The storage of each is closed, and can be served again,
@@ -184,7 +193,8 @@ impl Target {
         nqn: &str,
         work: impl FnOnce(&mut Registry) -> Result<T, ConfigError>,
     ) -> Result<(T, Storage), TargetError> {
-        let taken = self.control(|control| Ok((work(&mut control.registry)?, control.published.remove(&key))));
+        let (taken, _held) =
+            self.control_held(|control| Ok((work(&mut control.registry)?, control.published.remove(&key))));
         let (taken, published) = taken.map_err(|error| refused(format!("namespace {} of {nqn}", key.1), error))?;
         let parts = published.map(|published| Part { nsid: key.1, published, closed: false });
         self.running.settle(key, Drain::Nothing);
@@ -194,12 +204,28 @@ impl Target {
     /// Takes a subsystem away: no host connects to it, and its namespaces take no new commands. Hosts are not told.
     pub(crate) fn take_subsystem(&self, nqn: &str) -> Result<Taken, TargetError> {
         let _guard = self.live.lock();
-        self.detach_subsystem(self.find(nqn)?, nqn)
+        let id = self.find(nqn)?;
+        let (taken, storage) = self.detach_subsystem(id, nqn, |control| control.registry.take_subsystem(id))?;
+        Ok(Taken { id, what: What::Subsystem(taken), storage })
     }
 
-    pub(super) fn detach_subsystem(&self, id: SubsystemId, nqn: &str) -> Result<Taken, TargetError> {
-        let taken = self.control(|control| {
-            let taken = control.registry.take_subsystem(id)?;
+    /// Serves a subsystem no more. Its storage is to be closed.
+    pub(super) fn end_subsystem(&self, id: SubsystemId, nqn: &str) -> Result<Storage, TargetError> {
+        let ended = self.detach_subsystem(id, nqn, |control| {
+            control.forget_limits(id);
+            control.registry.remove_subsystem(id)
+        });
+        ended.map(|((), storage)| storage)
+    }
+
+    fn detach_subsystem<T>(
+        &self,
+        id: SubsystemId,
+        nqn: &str,
+        work: impl FnOnce(&mut Control) -> Result<T, ConfigError>,
+    ) -> Result<(T, Storage), TargetError> {
+        let (taken, _held) = self.control_held(|control| {
+            let taken = work(control)?;
             let all = std::mem::take(&mut control.published);
             let (parts, others) = all.into_iter().partition(|((subsystem, _), _)| *subsystem == id);
             control.published = others;
@@ -213,7 +239,7 @@ impl Target {
         }
         let part = |((_, nsid), published)| Part { nsid, published, closed: false };
         let storage = Storage { nqn: nqn.to_owned(), parts: parts.into_iter().map(part).collect() };
-        Ok(Taken { id, what: What::Subsystem(taken), storage })
+        Ok((taken, storage))
     }
 
     /// Closes the storage of one namespace of what was taken away, for something else to open it.
@@ -332,7 +358,7 @@ impl Target {
     }
 
     /// Closes storage of what hosts know no more, or never knew.
-    fn close(&self, all: Vec<Storage>) -> Vec<Draining> {
+    pub(super) fn close(&self, all: Vec<Storage>) -> Vec<Draining> {
         let waits: Vec<_> = all.into_iter().flat_map(|storage| self.begin_close(storage)).collect();
         let end = Instant::now() + DRAINED;
         let open = waits.into_iter().filter(|(_, closed)| !has_closed(closed, end));

@@ -25,14 +25,7 @@ impl Registry {
         state: AnaState,
         now: Duration,
     ) -> Result<(), ConfigError> {
-        check_group(group)?;
-        let ports: Vec<u16> = match listener {
-            None => self.listeners.iter().map(|listener| listener.portid).collect(),
-            Some(addr) => {
-                let found = self.listeners.iter().find(|listener| listener.addr == addr);
-                vec![found.ok_or(ConfigError::NoSuchListener(addr))?.portid]
-            }
-        };
+        let ports = self.ports_of_state(group, listener)?;
         let until = now.saturating_add(self.config.ana_transition);
         let ana = &mut self.subsystem_mut(id)?.ana;
         if listener.is_none() {
@@ -43,6 +36,25 @@ impl Registry {
             self.ana_changed(id, group);
         }
         Ok(())
+    }
+
+    /// Whether [`Self::set_ana_state`] takes such a state.
+    ///
+    /// # Errors
+    /// There is no such group or listener.
+    pub fn check_ana_state(&self, group: u32, listener: Option<SocketAddr>) -> Result<(), ConfigError> {
+        self.ports_of_state(group, listener).map(drop)
+    }
+
+    fn ports_of_state(&self, group: u32, listener: Option<SocketAddr>) -> Result<Vec<u16>, ConfigError> {
+        check_group(group)?;
+        match listener {
+            None => Ok(self.listeners.iter().map(|listener| listener.portid).collect()),
+            Some(addr) => {
+                let found = self.listeners.iter().find(|listener| listener.addr == addr);
+                Ok(vec![found.ok_or(ConfigError::NoSuchListener(addr))?.portid])
+            }
+        }
     }
 
     /// Moves a namespace to another group.
