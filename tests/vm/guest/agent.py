@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guest import shell  # noqa: E402
+from guest import root, shell  # noqa: E402
 from guest.kmsg import KernelLog  # noqa: E402
 from guest.shell import Failed, Skip  # noqa: E402
 
@@ -108,6 +108,7 @@ def _where(error: BaseException) -> str:
 
 def main() -> None:
     shared = Path(sys.argv[1])
+    root.enter(shared)
     log = KernelLog()
     lab(shared, sys.argv[2], dict(argument.split("=", 1) for argument in sys.argv[3:]))
     _answer(shared, "ready", {"status": "ok", "dmesg": log.new()})

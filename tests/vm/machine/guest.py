@@ -22,6 +22,12 @@ BOOT_SECONDS = 180
 #: what a reply may take beyond the guest's own limit before the guest counts as stuck
 GRACE_SECONDS = 45
 
+#: the machine's files once more, for `guest/root.py`
+CACHED_ROOT = (
+    "-fsdev local,id=cachedroot,path=/,security_model=none,readonly=on,multidevs=remap "
+    "-device virtio-9p-pci,fsdev=cachedroot,mount_tag=cachedroot"
+)
+
 _running: set["Guest"] = set()
 _lock = threading.Lock()
 
@@ -90,7 +96,7 @@ class Guest:
         agent += [f"{name}={path}" for name, path in programs.built.items()]
         # sys.executable may be of a virtual environment; the guest has the same files.
         script = " ".join(shlex.quote(str(part)) for part in agent)
-        qemu = [f"-serial file:{self.console}", *(d.options(i) for i, d in enumerate(self.disks))]
+        qemu = [f"-serial file:{self.console}", CACHED_ROOT, *(d.options(i) for i, d in enumerate(self.disks))]
         if self.cable:
             qemu.append(self.cable.options())
         kernel_options = ["tsc=reliable", "console=ttyS1", "loglevel=5", *self.append]
