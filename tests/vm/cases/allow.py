@@ -29,6 +29,7 @@ RECONNECT = (
     (r"nvme nvme\d+: Connect rejected: status (8|28|10)", "the case takes the target away"),
     (r"nvme nvme\d+: (failed to connect queue|Connect command failed)", "the case takes the target away"),
     (r"nvme nvme\d+: failed nvme_keep_alive_end_io", "the case takes the target away"),
+    (r"nvme nvme\d+: long keepalive RTT", "a keep alive that went with the target ends when rxe has given up on it"),
     (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
     (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),

@@ -211,7 +211,7 @@ def refused_start(lab, *argv, names: str, say: str = "") -> str:
     command = [str(lab.binary), "serve", *map(str, argv)]
     if "--provider" not in command:
         command += ["--provider", lab.provider]
-    done = run(*command, check=False, timeout=20, netns="far" if lab.provider == "soft" else None)
+    done = run(*command, check=False, timeout=20, netns=lab.netns)
     said = (done.stderr + done.stdout).strip()
     equal(f"exit status (it said {said!r})", done.returncode, 2)
     equal(f"lines of the message {said!r}", len(done.stderr.strip().splitlines()), 1)

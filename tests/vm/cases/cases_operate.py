@@ -76,7 +76,7 @@ def check_accepts_a_good_configuration_and_starts_nothing(lab):
     target = lab.serve(start=False)
     path = lab.case_folder / "good.toml"
     path.write_text(target.config())
-    done = run(lab.binary, "check", path, check=False, timeout=20)
+    done = run(lab.binary, "check", path, check=False, timeout=20, netns=lab.netns)
     equal(f"exit status of check ({done.stdout}{done.stderr})", done.returncode, 0)
 
 
@@ -159,7 +159,7 @@ def _bad_case(kind: str, old: str, new: str, *parts: str) -> None:
         said = refused_start(lab, "--config", path, names=what, say=reason)
         true(f"the reason {reason!r}, then the remedy {remedy!r}: {said!r}", remedy in said.partition(reason)[2])
         true("nothing half started: the file was not made", not os.path.exists(values["file"]))
-        done = run(lab.binary, "check", path, check=False, timeout=20)
+        done = run(lab.binary, "check", path, check=False, timeout=20, netns=lab.netns)
         equal(f"exit status of check ({done.stderr or said})", done.returncode, 2)
         equal("what check says", done.stderr.strip(), said)
 

@@ -32,6 +32,11 @@ class Lab:
         return self.provider != "nvmet"
 
     @property
+    def netns(self) -> str | None:
+        """The network name space of this provider's target, if it is not the guest's own."""
+        return network.NETNS if self.provider == "soft" else None
+
+    @property
     def address(self) -> str:
         """Where the target of this provider listens."""
         if self.network == "ipv6":
@@ -98,8 +103,7 @@ class Lab:
 
     def host(self, command: str, address: str, *argv, netns=None) -> HostRun:
         """Starts farside as a host: `discover`, `identify` or `bench`."""
-        netns = netns or (network.NETNS if self.provider == "soft" else None)
-        run = HostRun(self.binary, self.case_folder, self.provider, netns, command, address, *argv)
+        run = HostRun(self.binary, self.case_folder, self.provider, netns or self.netns, command, address, *argv)
         self.undo(run.stop)
         return run
 

@@ -62,6 +62,11 @@ class Stallable:
     def resume(self) -> None:
         sh("dmsetup", "resume", "farstall")
 
+    def remove(self) -> None:
+        self.resume()
+        sh("dmsetup", "remove", "farstall")
+        sh("modprobe", "-r", "brd")
+
     def written(self) -> int:
         """Bytes that it was given."""
         return int(Path(f"/sys/block/{self.device.resolve().name}/stat").read_text().split()[6]) * SECTOR

@@ -21,6 +21,8 @@ _writers: dict[str, subprocess.Popen] = {}
 _targets: list = []
 _disk: Stallable | None = None
 _address = ""
+#: the rxe device over the cable
+CABLE_RXE = "rxe1"
 
 
 def _lab() -> Lab:
@@ -34,9 +36,10 @@ def up(provider: str, address: str) -> None:
     modprobe("virtio_net")
     _lab().fresh("pair", provider)
     link = eventually("the cable's interface is there", _cable)
-    sh("ip", "link", "set", link, "up", "mtu", network.MTU)
-    sh("ip", "addr", "replace", f"{address}/24", "dev", link)
-    network.add_rxe("rxe1", link, address)
+    if not Path(f"/sys/class/infiniband/{CABLE_RXE}").exists():
+        sh("ip", "link", "set", link, "up", "mtu", network.MTU)
+        sh("ip", "addr", "replace", f"{address}/24", "dev", link)
+        network.add_rxe(CABLE_RXE, link, address)
 
 
 def reach(address: str) -> None:
@@ -134,8 +137,18 @@ def target_figures() -> dict:
     }  # fmt: skip
 
 
-def faults() -> list[str]:
-    return [fault for target in _targets for fault in target.faults()]
+def clear() -> list[str]:
+    """Ends what the case left; what could not be ended, and what the targets had to say."""
+    global _disk
+    for left in (*_jobs.values(), *_writers.values()):
+        left.stop() if isinstance(left, Running) else left.kill()
+    left = _lab().clear()
+    if _disk:
+        _disk.remove()
+        _disk = None
+    for state in (_jobs, _writers, _targets):
+        state.clear()
+    return left
 
 
 # The host's side.

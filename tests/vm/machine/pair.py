@@ -47,10 +47,25 @@ class Pair:
         self.far.begin()
         _wait_for_listener(port)
         self.near.begin()
-        for guest, address in ((self.near, NEAR), (self.far, FAR)):
+        for guest in (self.near, self.far):
             guest.wait_ready()
+        self.connect()
+
+    def connect(self) -> None:
+        """Both ends of the cable as a case finds them."""
+        for guest, address in ((self.near, NEAR), (self.far, FAR)):
             self.call(guest, "up", 60, provider=self.provider, address=address)
         self.call(self.far, "reach", 60, address=NEAR)
+
+    @property
+    def whole(self) -> bool:
+        """Neither guest ended, or was booted again."""
+        return all(guest is not None and guest.alive and guest.boots == 1 for guest in (self.near, self.far))
+
+    def clear(self) -> list[str]:
+        """Brings the guests that are left back to a clean state; returns what could not be, and the target's faults."""
+        left = [guest for guest in (self.near, self.far) if guest.alive]
+        return [fault for guest in left for fault in self.call(guest, "clear", 60)]
 
     def reboot(self, guest: Guest) -> None:
         """Power comes back: the same disks, a new boot. Only for the near guest, see `boot`."""
@@ -91,40 +106,55 @@ class Pair:
 
 
 def run_pair_cases(kernel: Kernel, work: list, report: Report, keep: bool) -> None:
-    """`work` as in `machine/work.py`. Each case has a pair of its own: what it does to them is not for the next one to
-    live with."""
+    """`work` as in `machine/work.py`. A pair serves one case after the other until a case failed, or took the power of one of
+    them."""
+    pair = None
     for one in work:
-        case, provider = one.case, one.provider
-        folder = paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}"
-        folder.mkdir(parents=True)
-        pair = Pair(kernel, provider, folder)
-        begun = time.monotonic()
-        message, extra, skipped = None, [], None
-        try:
-            pair.boot()
-            case.function(pair)
-            faults = pair.call(pair.near, "faults") if pair.near.alive else []
-            message = "; ".join(faults) or None
-        except Skip as skip:
-            skipped = str(skip)
-        except Exception as failure:  # whatever it is, it is this case's
-            message, extra = f"{type(failure).__name__}: {failure}", traceback.format_exc().splitlines()
-        finally:
-            pair.close()
-        bad = dmesg.judge(pair.dmesg, case.allow)
-        for guest in filter(None, (pair.near, pair.far)):
-            for console in folder.glob(f"{guest.name}-boot*/console.log"):
-                bad += dmesg.traces(console.read_text(errors="replace"))
-        seconds = time.monotonic() - begun
-        if skipped is not None:
-            report.skip(kernel.series, provider, case.name, skipped)
-        elif message or bad:
-            message = message or f"the kernel's log has {len(bad)} lines that no entry of the allow-list names"
-            report.fail(kernel.series, provider, case.name, seconds, message, extra + bad, folder)
-        else:
-            report.passed(kernel.series, provider, case.name, seconds)
+        if pair is None or pair.provider != one.provider:
+            _retire(pair, keep)
+            pair = Pair(kernel, one.provider, paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}")
+            pair.folder.mkdir(parents=True)
+        if not _run_case(pair, one.case, report) or not pair.whole:
+            _retire(pair, keep)
+            pair = None
+    _retire(pair, keep)
+
+
+def _run_case(pair: Pair, case, report: Report) -> bool:
+    """Whether it passed."""
+    begun = time.monotonic()
+    message, extra, skipped = None, [], None
+    pair.dmesg.clear()
+    try:
+        pair.connect() if pair.near else pair.boot()
+        case.function(pair)
+        message = "; ".join(pair.clear()) or None
+    except Skip as skip:
+        skipped = str(skip)
+    except Exception as failure:  # whatever it is, it is this case's
+        message, extra = f"{type(failure).__name__}: {failure}", traceback.format_exc().splitlines()
+    bad = dmesg.judge(pair.dmesg, case.allow)
+    for guest in filter(None, (pair.near, pair.far)):
+        for console in pair.folder.glob(f"{guest.name}-boot*/console.log"):
+            bad += dmesg.traces(console.read_text(errors="replace"))
+    seconds = time.monotonic() - begun
+    where = pair.kernel.series, pair.provider, case.name
+    if skipped is not None:
+        report.skip(*where, skipped)
+    elif message or bad:
+        message = message or f"the kernel's log has {len(bad)} lines that no entry of the allow-list names"
+        pair.close()
+        report.fail(*where, seconds, message, extra + bad, pair.folder)
+    else:
+        report.passed(*where, seconds)
+    return skipped is None and not message
+
+
+def _retire(pair: Pair | None, keep: bool) -> None:
+    if pair is not None:
+        pair.close()
         if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(pair.folder, ignore_errors=True)
 
 
 def _free_port() -> int:
