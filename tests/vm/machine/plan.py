@@ -12,8 +12,8 @@ from machine.work import Work
 PROVIDERS = ("verbs", "soft", "nvmet")
 #: the kernel that runs the full list; the others run the short one
 MAIN_KERNEL = "6.12"
-#: topics that the software provider has passed often enough for every run; the others are in the list of everything
-PROVEN_ON_SOFT = ("backend", "cli", "host")
+#: topics of which the software provider passes everything too; of the others what asks for it (`also=`), and in the list of all
+ON_SOFT = ("backend", "cli", "disk", "faults", "filesystem", "fio", "gates", "host", "net", "operate", "programs")
 #: topics whose cases run on the other kernels too
 ON_EVERY_KERNEL = ("cli",)
 
@@ -45,7 +45,7 @@ def _settings(series: str, case: Case, options) -> list[Work]:
         providers, networks = options.provider or ["verbs", "soft"], options.network or NETWORKS[:1]
         return [Work(case, provider, network) for provider in providers for network in networks]
     work = [Work(case, "verbs")]
-    if options.list == "all" or series == MAIN_KERNEL and (case.list == "smoke" or case.topic in PROVEN_ON_SOFT):
+    if options.list == "all" or series == MAIN_KERNEL and (case.list == "smoke" or case.topic in ON_SOFT):
         work.append(Work(case, "soft"))
     if series == MAIN_KERNEL and case.list == "smoke":
         work += [Work(case, "soft", network) for network in NETWORKS[1:]]
