@@ -130,7 +130,7 @@ def a_host_that_loses_power_is_replaced_by_another_with_its_identity(pair):
     equal("checksum of the backing device", pair.call(pair.near, "backing_sha256", 60, length=size), before)
 
 
-@case(guests=2, providers=PAIRED, timeout=400, allow=RECONNECT)
+@case(guests=2, timeout=400, allow=RECONNECT)
 def a_cable_that_is_pulled_for_20_s_is_survived(pair):
     size = 16 * MIB
     pair.call(pair.near, "serve", 60, subsystems=[[{"size": size}]])
@@ -177,7 +177,7 @@ WRITERS = {
 TARGETS = {False: ("disk", 4420, ()), True: ("dropped", 4421, ("--test-drop-flush",))}
 
 
-@case(guests=2, providers=PAIRED, timeout=600, allow=RECONNECT)
+@case(guests=2, timeout=600, allow=RECONNECT)
 def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
     """Six writers at once, with fsync and with O_DSYNC: to files, to disks, and to files of a target that answers Flush and FUA
     without doing them. Those two have to lose something, or the others prove nothing. (A disk itself, which the target writes past
@@ -192,11 +192,15 @@ def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
             folder = pair.call(pair.near, "power_disk", 60, number=writer.disk, make=True)
             entries[name] = {"file": f"{folder}/disk.img", "size": span}
 
+    def address(dropped: bool) -> str:
+        return pair.second_address if dropped else NEAR
+
     def serve() -> None:
         for dropped, (name, port, arguments) in TARGETS.items():
             subsystems = [[entries[one]] for one, writer in writers.items() if writer.dropped == dropped]
             if subsystems:
-                pair.call(pair.near, "serve", 60, name=name, port=port, arguments=arguments, subsystems=subsystems)
+                pair.call(pair.near, "serve", 60, name=name, port=port, address=address(dropped), arguments=arguments,
+                          subsystems=subsystems)  # fmt: skip
 
     serve()
     paths = {}
@@ -204,7 +208,7 @@ def power_loss_of_the_target_loses_nothing_that_was_promised(pair):
         if not writer.device:
             pair.call(pair.near, "sync_power_disk", number=writer.disk)
         served, port, _ = TARGETS[writer.dropped]
-        paths[name] = pair.call(pair.far, "connect", 60, address=NEAR, name=served, subsystem=writer.subsystem, port=port,
+        paths[name] = pair.call(pair.far, "connect", 60, address=address(writer.dropped), name=served, subsystem=writer.subsystem, port=port,
                                 **PATIENT)  # fmt: skip
         pair.call(pair.far, "writer_start", name=name, disk=paths[name][1], mode=writer.mode, span=span)
 

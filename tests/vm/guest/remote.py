@@ -3,6 +3,7 @@
 Arguments and results are plain JSON values. The target always serves one subsystem per entry of `subsystems`.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ _writers: dict[str, subprocess.Popen] = {}
 _targets: list = []
 _disk: Stallable | None = None
 _address = ""
+#: how the MAC addresses of a cable's ends begin
+CABLE = "52:54:00:00:00:0"
 #: the rxe device over the cable
 CABLE_RXE = "rxe1"
 
@@ -29,17 +32,28 @@ def _lab() -> Lab:
     return sys.modules["__main__"].lab()
 
 
-def up(provider: str, address: str) -> None:
-    """The cable's network interface with an address and an rxe device on it; the lab's own veth pair too."""
+def up(provider: str, address: str, targets: bool, also: str) -> None:
+    """The cable's network interface with an address and an rxe device on it; the lab's own veth pair too. Where targets of the
+    software provider are to be, it is in their network name space instead, with an address `also` for a second one."""
     global _address
     _address = address
     modprobe("virtio_net")
     _lab().fresh("pair", provider)
-    link = eventually("the cable's interface is there", _cable)
-    if not Path(f"/sys/class/infiniband/{CABLE_RXE}").exists():
-        sh("ip", "link", "set", link, "up", "mtu", network.MTU)
-        sh("ip", "addr", "replace", f"{address}/24", "dev", link)
+    netns = _lab().netns if targets else None
+    if netns and not _cable_of(netns):
+        sh("ip", "link", "set", eventually("the cable's interface is there", _cable), "netns", netns)
+        for one in (address, also):
+            network.raise_link(_cable_of(netns), one, netns=netns)
+    elif not netns and not Path(f"/sys/class/infiniband/{CABLE_RXE}").exists():
+        link = eventually("the cable's interface is there", _cable)
+        network.raise_link(link, address)
         network.add_rxe(CABLE_RXE, link, address)
+
+
+def _cable_of(netns: str) -> str | None:
+    """The cable's interface in a name space."""
+    links = json.loads(sh("ip", "-j", "link", netns=netns))
+    return next((link["ifname"] for link in links if link.get("address", "").startswith(CABLE)), None)
 
 
 def reach(address: str) -> None:
@@ -49,7 +63,7 @@ def reach(address: str) -> None:
 
 def _cable() -> str | None:
     for entry in Path("/sys/class/net").iterdir():
-        if (entry / "address").read_text().startswith("52:54:00:00:00:0"):
+        if (entry / "address").read_text().startswith(CABLE):
             return entry.name
     return None
 
@@ -64,7 +78,7 @@ def identity(nqn: str, host_id: str) -> None:
 # The target's side.
 
 
-def serve(subsystems: list, name="disk", port=4420, arguments=(), **options) -> None:
+def serve(subsystems: list, name="disk", port=4420, address="", arguments=(), **options) -> None:
     """`subsystems` is a list of lists of files: {"file": path or null, "size": bytes}, or of devices: {"device": path,
     "size": bytes}; they are called `name`1 and so on.
     `arguments` are further ones of farside. A second target of a guest needs a name and a port of its own."""
@@ -77,7 +91,7 @@ def serve(subsystems: list, name="disk", port=4420, arguments=(), **options) -> 
             path = Path(entry[kind]) if entry.get(kind) else lab.file(entry["size"])
             namespaces.append(Namespace(nsid, kind, path, entry["size"], 4096))
         made.append(Subsystem(f"{NQN}{name}{number}", namespaces))
-    target = lab.serve(*made, addresses=[_address], port=port, start=False, **options)
+    target = lab.serve(*made, addresses=[address or _address], port=port, start=False, **options)
     _targets.append(target)
     if arguments:
         target.arguments = list(arguments)

@@ -21,7 +21,7 @@ from machine.report import Report
 SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**28
 #: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
 POWER_DISKS = 6
-NEAR, FAR = "192.168.78.1", "192.168.78.2"
+NEAR, FAR, SECOND_NEAR = "192.168.78.1", "192.168.78.2", "192.168.78.3"
 
 
 @dataclass
@@ -53,9 +53,14 @@ class Pair:
 
     def connect(self) -> None:
         """Both ends of the cable as a case finds them."""
-        for guest, address in ((self.near, NEAR), (self.far, FAR)):
-            self.call(guest, "up", 60, provider=self.provider, address=address)
+        self._up(self.near)
+        self._up(self.far)
         self.call(self.far, "reach", 60, address=NEAR)
+
+    @property
+    def second_address(self) -> str:
+        """Where a second target can listen: the software provider holds an address alone."""
+        return SECOND_NEAR if self.provider == "soft" else NEAR
 
     @property
     def whole(self) -> bool:
@@ -64,17 +69,23 @@ class Pair:
 
     def clear(self) -> list[str]:
         """Brings the guests that are left back to a clean state; returns what could not be, and the target's faults."""
-        left = [guest for guest in (self.near, self.far) if guest.alive]
+        # The far one first: to disconnect from a target that has gone takes a minute.
+        left = [guest for guest in (self.far, self.near) if guest.alive]
         return [fault for guest in left for fault in self.call(guest, "clear", 60)]
 
     def reboot(self, guest: Guest) -> None:
         """Power comes back: the same disks, a new boot. Only for the near guest, see `boot`."""
         guest.begin()
         guest.wait_ready()
-        self.call(guest, "up", 60, provider=self.provider, address=NEAR if guest is self.near else FAR)
+        self._up(guest)
         other, address = (self.far, NEAR) if guest is self.near else (self.near, FAR)
         if other.alive:
             self.call(other, "reach", 60, address=address)
+
+    def _up(self, guest: Guest) -> None:
+        near = guest is self.near
+        where = {"address": NEAR if near else FAR, "targets": near, "also": SECOND_NEAR}
+        self.call(guest, "up", 60, provider=self.provider, **where)
 
     def call(self, guest: Guest, function: str, limit: float = 60, **arguments):
         """Calls a function of `guest/remote.py` and returns its value; a failure there is a failure here."""
