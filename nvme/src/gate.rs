@@ -83,6 +83,7 @@ fn access(io: &IoCommand) -> Option<bool> {
         | IoCommand::DsmHint
         | IoCommand::Flush
         | IoCommand::Copy { .. } => Some(true),
+        IoCommand::Zone(command) => Some(command.changes_media()),
         IoCommand::Reservation(_) => None,
     }
 }

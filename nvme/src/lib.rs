@@ -38,6 +38,7 @@ pub mod registry;
 pub mod reservation;
 pub mod sgl;
 pub mod status;
+pub mod zns;
 
 mod admin;
 mod aer;

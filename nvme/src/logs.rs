@@ -14,6 +14,7 @@ use crate::io;
 use crate::reservation;
 use crate::status::Status;
 use crate::wire::logs::{ErrorEntry, SmartLog};
+use crate::zns;
 
 /// Log page identifiers (LID).
 pub(crate) mod lid {
@@ -197,7 +198,7 @@ pub(crate) fn supported_page(pages: &[u8]) -> Vec<u8> {
 /// Commands supported and effects (LID 05h): 256 Dwords for admin commands, 256 for I/O commands. Writes change content
 /// (LBCC); the scope is the controller for admin commands and not reported for I/O commands: Linux warns of "unusual effects"
 /// at any bit but these.
-pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Vec<u8> {
+pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands, zoned: bool) -> Vec<u8> {
     let admin = [
         admin::GET_LOG_PAGE,
         admin::IDENTIFY,
@@ -216,7 +217,12 @@ pub(crate) fn command_effects_page(namespace_commands: &NamespaceCommands) -> Ve
         (namespace_commands.copy, io::opcode::COPY, CONTENT_CHANGE),
     ];
     let reservation = reservation::opcode::ALL.map(|opcode| (namespace_commands.reservations, opcode, 0));
-    let optional = optional.into_iter().chain(reservation);
+    let of_zones = [
+        (zoned, zns::opcode::ZONE_MANAGEMENT_SEND, CONTENT_CHANGE),
+        (zoned, zns::opcode::ZONE_MANAGEMENT_RECEIVE, 0),
+        (zoned, zns::opcode::ZONE_APPEND, CONTENT_CHANGE),
+    ];
+    let optional = optional.into_iter().chain(reservation).chain(of_zones);
     let optional = optional.filter(|(supported, ..)| *supported).map(|(_, opcode, effects)| (opcode, effects));
     let always = io::ALWAYS.map(|opcode| {
         let writes = opcode == io::opcode::WRITE;
@@ -353,7 +359,7 @@ mod tests {
             copy: true,
             reservations: true,
         };
-        let page = command_effects_page(&all);
+        let page = command_effects_page(&all, false);
         assert_eq!(page.len(), 4096);
         let at = |n: usize| u32::from_le_bytes(page[n * 4..n * 4 + 4].try_into().unwrap());
         let admin: Vec<usize> = (0..256).filter(|&n| at(n) != 0).collect();
@@ -362,8 +368,11 @@ mod tests {
         assert_eq!(io, [0, 1, 2, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19]);
         assert_eq!(at(257), 3, "write changes content");
         assert_eq!(at(258), 1);
-        let none = command_effects_page(&NamespaceCommands::default());
+        let none = command_effects_page(&NamespaceCommands::default(), true);
         assert_eq!(none[1024 + 5 * 4], 0);
+        let at = |n: usize| u32::from_le_bytes(none[n * 4..n * 4 + 4].try_into().unwrap());
+        let io: Vec<(usize, u32)> = (0..256).map(|n| (n, at(256 + n))).filter(|(_, effects)| *effects != 0).collect();
+        assert_eq!(io, [(0, 1), (1, 3), (2, 1), (0x79, 3), (0x7a, 1), (0x7d, 3)], "of zones");
     }
 
     #[test]

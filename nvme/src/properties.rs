@@ -228,6 +228,11 @@ impl Properties {
         self.life == Life::Ready && self.shutdown == Shutdown::Normal
     }
 
+    /// The host chose all command sets that there are (CC.CSS), not the NVM command set alone.
+    pub(crate) fn all_command_sets(&self) -> bool {
+        (self.cc & CC_CSS) >> 4 == CSS_CSI
+    }
+
     /// CC.IOSQES and CC.IOCQES are 64 and 16 bytes, as an I/O queue needs.
     pub(crate) fn io_entry_sizes_valid(&self) -> bool {
         self.cc & (CC_IOSQES | CC_IOCQES) == 6 << 16 | 4 << 20

@@ -132,6 +132,14 @@ codes! {
     OVERLAPPING_IO_RANGE = 0x187, "Overlapping I/O Range";
     AUTHENTICATION_REQUIRED = 0x191, "Authentication Required";
     DISCOVER_RESTART = 0x190, "Discover Restart";
+    ZONE_BOUNDARY_ERROR = 0x1b8, "Zone Boundary Error";
+    ZONE_IS_FULL = 0x1b9, "Zone Is Full";
+    ZONE_IS_READ_ONLY = 0x1ba, "Zone Is Read Only";
+    ZONE_IS_OFFLINE = 0x1bb, "Zone Is Offline";
+    ZONE_INVALID_WRITE = 0x1bc, "Zone Invalid Write";
+    TOO_MANY_ACTIVE_ZONES = 0x1bd, "Too Many Active Zones";
+    TOO_MANY_OPEN_ZONES = 0x1be, "Too Many Open Zones";
+    INVALID_ZONE_STATE_TRANSITION = 0x1bf, "Invalid Zone State Transition";
     WRITE_FAULT = 0x280, "Write Fault";
     UNRECOVERED_READ_ERROR = 0x281, "Unrecovered Read Error";
     COMPARE_FAILURE = 0x285, "Compare Failure";

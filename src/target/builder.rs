@@ -73,6 +73,7 @@ impl TargetError {
             ConfigError::ZeroUuid => "leave it out, or choose another",
             ConfigError::BlockSize(_) => "choose one of them",
             ConfigError::Size(_) => "look at what is behind it",
+            ConfigError::ZoneSize(_) => "choose a power of two that divides the size",
             ConfigError::AnaGroup(_) => "choose one of them",
             ConfigError::DuplicateListener(_) | ConfigError::DuplicateReferral(_) => "name it once",
             ConfigError::ReferralAddress(_) => "name an address and a port of the other service",
@@ -733,5 +734,6 @@ pub(super) fn namespace_config(
         persistent: keeper.is_some(),
         kept,
         read_only: spec.read_only || info.read_only,
+        zones: None,
     })
 }

@@ -17,6 +17,10 @@ pub use ranges::{BlockRange, Ranges, parse_copy, parse_ranges};
 use crate::command::{Command, Fuse, Opcode, Transfer};
 use crate::reservation::ReservationCommand;
 use crate::status::Status;
+use crate::zns::ZoneCommand;
+
+/// Command set identifier (CSI) of the NVM command set.
+pub(crate) const CSI: u8 = 0;
 
 /// Opcodes of the NVM command set that a namespace can support.
 pub mod opcode {
@@ -66,6 +70,8 @@ pub struct NamespaceView {
     pub reservations: bool,
     /// State of it can be kept through power loss.
     pub persistent: bool,
+    /// Binary logarithm of the zone size in blocks; `None`: it is not zoned.
+    pub zone_shift: Option<u8>,
 }
 
 /// An I/O command that passed every check.
@@ -134,6 +140,8 @@ pub enum IoCommand {
     },
     /// A reservation command, for [`crate::Registry::reserve`].
     Reservation(ReservationCommand),
+    /// A command that only zoned namespaces have.
+    Zone(ZoneCommand),
 }
 
 impl IoCommand {
@@ -149,6 +157,7 @@ impl IoCommand {
             Self::Copy { ranges, .. } => u32::from(ranges) * ranges::COPY_RANGE_LEN,
             Self::WriteZeroes { .. } | Self::Flush | Self::DsmHint | Self::Verify { .. } => 0,
             Self::Reservation(command) => command.data_len(),
+            Self::Zone(command) => command.data_len(view),
         }
     }
 
@@ -163,6 +172,7 @@ impl IoCommand {
             }
             Self::WriteZeroes { .. } | Self::Flush | Self::DsmHint | Self::Verify { .. } => Transfer::None,
             Self::Reservation(command) => command.direction(),
+            Self::Zone(command) => command.direction(),
         }
     }
 
@@ -177,7 +187,12 @@ impl IoCommand {
             | Self::Compare { slba, blocks }
             | Self::Verify { slba, blocks }
             | Self::WriteZeroes { slba, blocks, .. } => Some(BlockRange { slba, blocks }),
-            Self::Flush | Self::DsmHint | Self::Deallocate { .. } | Self::Copy { .. } | Self::Reservation(_) => None,
+            Self::Flush
+            | Self::DsmHint
+            | Self::Deallocate { .. }
+            | Self::Copy { .. }
+            | Self::Reservation(_)
+            | Self::Zone(_) => None,
         }
     }
 
@@ -186,6 +201,7 @@ impl IoCommand {
     #[must_use]
     pub fn changes_media(&self) -> bool {
         match self {
+            Self::Zone(command) => command.changes_media(),
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } | Self::Copy { .. } => true,
             Self::Read { .. }
             | Self::Compare { .. }
@@ -282,7 +298,10 @@ fn check_other(command: &Command, view: &NamespaceView, limits: &IoLimits) -> Re
             supported(view.reservations)?;
             IoCommand::Reservation(ReservationCommand::parse(command, view.persistent)?)
         }
-        _ => return Err(Status::INVALID_OPCODE.dnr()),
+        _ => match ZoneCommand::parse(command, view) {
+            Some(parsed) => IoCommand::Zone(parsed?),
+            None => return Err(Status::INVALID_OPCODE.dnr()),
+        },
     };
     transferable(command, io.data_len(view), io.direction() == Transfer::ToHost, limits)?;
     Ok(io)
@@ -308,10 +327,13 @@ pub fn recheck(io: &IoCommand, view: &NamespaceView) -> Result<(), Status> {
     io.blocks().map_or(Ok(()), |range| within(range.slba, range.blocks.into(), view))
 }
 
-/// A half of a fused pair: Compare and Write is the one pair that there is (FUSES).
+/// A half of a fused pair: Compare and Write is the one pair that there is (FUSES). Where a zone can be written there is nothing yet
+/// to compare with.
 fn fusible(command: &Command, view: &NamespaceView) -> Result<(), Status> {
     match (command.fuse, command.opcode) {
-        (Fuse::First, opcode::COMPARE) | (Fuse::Second, opcode::WRITE) if view.compare => Ok(()),
+        (Fuse::First, opcode::COMPARE) | (Fuse::Second, opcode::WRITE) if view.compare && view.zone_shift.is_none() => {
+            Ok(())
+        }
         _ => Err(Status::INVALID_FIELD.dnr()),
     }
 }
@@ -365,6 +387,9 @@ pub fn error_location(status: Status) -> u16 {
         code if code == Status::SGL_OFFSET_INVALID.code() => 24,
         code if code == Status::DATA_SGL_LENGTH_INVALID.code() => 32,
         code if code == Status::LBA_OUT_OF_RANGE.code() => 40,
+        code if (Status::ZONE_BOUNDARY_ERROR.code()..=Status::INVALID_ZONE_STATE_TRANSITION.code()).contains(&code) => {
+            40
+        }
         code if code == Status::INVALID_FIELD.code() => 48,
         _ => 0xffff,
     }

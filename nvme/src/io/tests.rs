@@ -15,6 +15,7 @@ const VIEW: NamespaceView = NamespaceView {
     copy: true,
     reservations: true,
     persistent: false,
+    zone_shift: None,
 };
 const LIMITS: IoLimits = IoLimits {
     mdts_bytes: 128 * 512,

@@ -14,6 +14,7 @@ use crate::logs::{self, CommandError, lid};
 use crate::status::Status;
 use crate::wire::ascii;
 use crate::wire::logs::FirmwareSlots;
+use crate::{io, zns};
 use zerocopy::IntoBytes;
 
 impl Registry {
@@ -307,10 +308,11 @@ impl Controller {
             lid::FIRMWARE_SLOT => FirmwareSlots::slot_1(ascii(&cx.config.firmware)).as_bytes().to_vec(),
             lid::CHANGED_NAMESPACES => self.changed.page(),
             lid::COMMAND_EFFECTS => {
-                if get.csi != 0 {
+                if !matches!(get.csi, io::CSI | zns::CSI) {
                     return Err(Refused::invalid_field(location::CDW14 + 3));
                 }
-                logs::command_effects_page(&subsystem.map(|s| s.commands()).unwrap_or_default())
+                let commands = subsystem.map(|s| s.commands_of_set(get.csi)).unwrap_or_default();
+                logs::command_effects_page(&commands, get.csi == zns::CSI)
             }
             lid::FEATURE_EFFECTS => logs::feature_effects_page(discovery, cx.config.write_protection),
             lid::MI_EFFECTS => logs::mi_effects_page(),

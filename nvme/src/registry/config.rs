@@ -10,6 +10,7 @@ use crate::command::NSID_ALL;
 use crate::io::IoLimits;
 use crate::nqn::{Nqn, NqnError};
 use crate::reservation::ReservationState;
+use crate::zns::{Geometry, Zones};
 
 /// What applies to all controllers.
 #[derive(Clone, Debug)]
@@ -230,6 +231,29 @@ pub struct NamespaceConfig {
     pub kept: NamespaceState,
     /// Writes are refused.
     pub read_only: bool,
+    /// It is of the Zoned Namespace command set.
+    pub zones: Option<ZonedNamespace>,
+}
+
+/// What hosts are told of a zoned namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZonedNamespace {
+    /// What its zones have in common.
+    pub geometry: Geometry,
+    /// Blocks that can be written, of all zones (NCAP).
+    pub capacity: u64,
+}
+
+impl ZonedNamespace {
+    /// Of these zones.
+    #[must_use]
+    pub fn of(zones: &Zones) -> Self {
+        Self { geometry: zones.geometry(), capacity: zones.capacity() }
+    }
+
+    pub(crate) fn shift(&self) -> u8 {
+        u8::try_from(self.geometry.zone_blocks.trailing_zeros()).unwrap_or(0)
+    }
 }
 
 /// What a namespace has to remember through power loss. Given out by [`super::Registry::kept_state`] after a change, and given
@@ -344,6 +368,8 @@ pub enum ConfigError {
     BlockSize(u32),
     /// The size is zero, or more bytes than 64 bits count.
     Size(u64),
+    /// The zone size is no power of two, or not a part of the size.
+    ZoneSize(u64),
     /// The ANA group is not one of 1 to 128.
     AnaGroup(u32),
     /// This address has a listener.
@@ -381,6 +407,9 @@ impl fmt::Display for ConfigError {
             Self::ZeroUuid => f.write_str("the UUID is all zero"),
             Self::BlockSize(size) => write!(f, "block size {size} is neither 512 nor 4096"),
             Self::Size(blocks) => write!(f, "a size of {blocks} blocks is not possible"),
+            Self::ZoneSize(blocks) => {
+                write!(f, "a zone size of {blocks} blocks is no power of two, or the size is not a multiple of it")
+            }
             Self::AnaGroup(group) => write!(f, "ANA group {group} is not one of 1 to {}", crate::ana::MAX_GROUPS),
             Self::DuplicateListener(addr) => write!(f, "listener {addr} exists twice"),
             Self::NoSuchListener(addr) => write!(f, "there is no listener {addr}"),

@@ -4,7 +4,7 @@
 use zerocopy::IntoBytes;
 
 use super::Surroundings;
-use super::config::{NamespaceConfig, NamespaceLimits, RegistryConfig};
+use super::config::{NamespaceConfig, NamespaceLimits, RegistryConfig, ZonedNamespace};
 use super::controller::Controller;
 use super::subsystem::{Namespace, Subsystem};
 use crate::admin::{Identify, Refused, location};
@@ -23,6 +23,8 @@ use crate::wire::identify_ctrl::{IdentifyController, IdentifyControllerNvm, Iden
 use crate::wire::identify_ns::{
     Descriptor, IDENTIFY_LEN, IdentifyNamespace, IdentifyNamespaceIndependent, descriptor_list,
 };
+use crate::wire::zns::{IdentifyControllerZoned, IdentifyNamespaceZoned};
+use crate::{io, zns};
 
 /// Bytes of every answer to Identify.
 pub(super) const LEN: u32 = 4096;
@@ -69,25 +71,40 @@ fn of_subsystem(
 ) -> Result<Vec<u8>, Refused> {
     let max = cx.config.max_namespaces;
     let host = &controller.association.hostnqn;
-    let of_namespace =
-        |structure: &dyn Fn(&Namespace) -> Vec<u8>| of_namespace(subsystem, host, command, max, structure);
+    // A host that chose the NVM command set alone cannot use zones, and is not shown any.
+    let sees = |ns: &Namespace| ns.csi() == io::CSI || controller.properties.all_command_sets();
+    let of_namespace = |structure: &dyn Fn(&Namespace) -> Vec<u8>| {
+        of_namespace(subsystem, host, command, max, &|ns| if sees(ns) { structure(ns) } else { vec![0; IDENTIFY_LEN] })
+    };
     match command.cns {
         cns::NAMESPACE => of_namespace(&|ns| namespace(ns, &cx.config.io_limits)),
         cns::CONTROLLER => Ok(io_controller(controller, subsystem, cx.config)),
-        cns::ACTIVE_NAMESPACES => active_namespaces(subsystem, host, command),
-        cns::DESCRIPTORS => subsystem.seen(command.nsid, host).map(descriptors).ok_or(INVALID_NAMESPACE),
+        cns::ACTIVE_NAMESPACES => active_namespaces(subsystem, host, command, sees),
+        cns::DESCRIPTORS => {
+            let seen = subsystem.seen(command.nsid, host).filter(|ns| sees(ns));
+            seen.map(descriptors).ok_or(INVALID_NAMESPACE)
+        }
         cns::NAMESPACE_CSI => {
-            nvm_only(command)?;
-            // No metadata, no protection information: everything in it is zero.
-            of_namespace(&|_| vec![0; IDENTIFY_LEN])
+            check_set(command)?;
+            let there = subsystem.seen(command.nsid, host).filter(|ns| sees(ns));
+            if command.csi == zns::CSI && there.is_some_and(|ns| ns.csi() != zns::CSI) {
+                return Err(Refused::invalid_field(location::CDW11 + 3));
+            }
+            // What all namespaces have of the NVM command set: no metadata, no protection information.
+            of_namespace(&|ns| match &ns.config.zones {
+                Some(zones) if command.csi == zns::CSI => zoned_namespace(zones),
+                _ => vec![0; IDENTIFY_LEN],
+            })
         }
         cns::CONTROLLER_CSI => {
-            nvm_only(command)?;
-            Ok(nvm_controller(&cx.config.io_limits))
+            check_set(command)?;
+            // Of zones there is the largest append (ZASL), for which MDTS holds.
+            let zoned = || IdentifyControllerZoned::zeroed().as_bytes().to_vec();
+            Ok(if command.csi == zns::CSI { zoned() } else { nvm_controller(&cx.config.io_limits) })
         }
         cns::ACTIVE_NAMESPACES_CSI => {
-            nvm_only(command)?;
-            active_namespaces(subsystem, host, command)
+            check_set(command)?;
+            active_namespaces(subsystem, host, command, |ns| ns.csi() == command.csi && sees(ns))
         }
         cns::NAMESPACE_INDEPENDENT => of_namespace(&independent),
         cns::IO_COMMAND_SETS => {
@@ -95,7 +112,7 @@ fn of_subsystem(
             if command.cntid != 0xffff && command.cntid != cntlid {
                 return Err(Refused::invalid_field(location::CDW10 + 2));
             }
-            Ok(IdentifyIoCommandSets::nvm_alone().as_bytes().to_vec())
+            Ok(IdentifyIoCommandSets::nvm_and_zoned().as_bytes().to_vec())
         }
         _ => Err(Refused::invalid_field(location::CDW10)),
     }
@@ -117,22 +134,28 @@ fn of_namespace(
     Ok(namespace.map_or_else(|| vec![0; IDENTIFY_LEN], structure))
 }
 
-/// The command set identifier must name the NVM command set.
-fn nvm_only(command: Identify) -> Result<(), Refused> {
-    if command.csi != 0 {
+/// The command set identifier must name a command set that there is.
+fn check_set(command: Identify) -> Result<(), Refused> {
+    if !matches!(command.csi, io::CSI | zns::CSI) {
         return Err(Refused::invalid_field(location::CDW11 + 3));
     }
     Ok(())
 }
 
-/// Up to 1024 identifiers above the one that the command names, ascending, of namespaces that the host sees. FFFFFFFEh and
-/// FFFFFFFFh are refused.
-fn active_namespaces(subsystem: &Subsystem, host: &Nqn, command: Identify) -> Result<Vec<u8>, Refused> {
+/// Up to 1024 identifiers above the one that the command names, ascending, of namespaces that the host sees and `which` takes.
+/// FFFFFFFEh and FFFFFFFFh are refused.
+fn active_namespaces(
+    subsystem: &Subsystem,
+    host: &Nqn,
+    command: Identify,
+    which: impl Fn(&Namespace) -> bool,
+) -> Result<Vec<u8>, Refused> {
     if command.nsid >= NSID_ALL - 1 {
         return Err(INVALID_NAMESPACE);
     }
     let nsids = subsystem.nsids();
-    let seen = nsids.range(command.nsid + 1..).filter(|nsid| subsystem.seen(**nsid, host).is_some());
+    let listed = |nsid: &&u32| subsystem.seen(**nsid, host).is_some_and(&which);
+    let seen = nsids.range(command.nsid + 1..).filter(listed);
     let mut list: Vec<u8> = seen.take(IDENTIFY_LEN / 4).flat_map(|nsid| nsid.to_le_bytes()).collect();
     list.resize(IDENTIFY_LEN, 0);
     Ok(list)
@@ -142,7 +165,7 @@ fn descriptors(namespace: &Namespace) -> Vec<u8> {
     let config = &namespace.config;
     let eui64 = (config.eui64 != [0; 8]).then_some(Descriptor::Eui64(&config.eui64));
     let nguid = (config.nguid != [0; 16]).then_some(Descriptor::Nguid(&config.nguid));
-    let always = [Descriptor::Uuid(&config.uuid), Descriptor::CommandSet(CSI_NVM)];
+    let always = [Descriptor::Uuid(&config.uuid), Descriptor::CommandSet(namespace.csi())];
     descriptor_list(eui64.into_iter().chain(nguid).chain(always))
 }
 
@@ -150,8 +173,9 @@ fn namespace(namespace: &Namespace, io: &IoLimits) -> Vec<u8> {
     let config = &namespace.config;
     let mut id = IdentifyNamespace::zeroed();
     id.nsze.set(config.blocks);
-    id.ncap.set(config.blocks);
-    id.nuse.set(config.blocks);
+    let capacity = config.zones.map_or(config.blocks, |zones| zones.capacity);
+    id.ncap.set(capacity);
+    id.nuse.set(capacity);
     id.nmic = NMIC_SHARED;
     if config.deallocated_reads_zero {
         id.dlfeat = DLFEAT_READS_ZERO;
@@ -183,6 +207,19 @@ fn namespace(namespace: &Namespace, io: &IoLimits) -> Vec<u8> {
     id.eui64 = config.eui64;
     let [format, ..] = &mut id.lbaf;
     format.lbads = namespace.block_shift;
+    id.as_bytes().to_vec()
+}
+
+/// Reads may go across zones; there is no limit to how long zones may be open, and nothing that a host has to do for them (ZOC).
+fn zoned_namespace(zones: &ZonedNamespace) -> Vec<u8> {
+    let zeros_based = |limit: u32| limit.wrapping_sub(1);
+    let mut id = IdentifyNamespaceZoned::zeroed();
+    id.ozcs.set(OZCS_READ_ACROSS_ZONES);
+    // No limit is 0 here and all ones there.
+    id.mar.set(zeros_based(zones.geometry.max_active));
+    id.mor.set(zeros_based(zones.geometry.max_open));
+    let [format, ..] = &mut id.lbafe;
+    format.zsze.set(zones.geometry.zone_blocks);
     id.as_bytes().to_vec()
 }
 
@@ -330,8 +367,7 @@ pub(super) fn msdbd(icd: u16) -> u8 {
 
 const INVALID_NAMESPACE: Refused = Refused::at(location::NSID, Status::INVALID_NAMESPACE.dnr());
 
-const CSI_NVM: u8 = 0;
-
+const OZCS_READ_ACROSS_ZONES: u16 = 1;
 const NMIC_SHARED: u8 = 1;
 const NSFEAT_OPTPERF: u8 = 1 << 4;
 const DLFEAT_READS_ZERO: u8 = 1;

@@ -43,7 +43,7 @@ use crate::status::Status;
 pub use crate::ana::AnaState;
 pub use config::{
     Admission, ConfigError, Duplicates, IdentifyOverride, Listener, NamespaceConfig, NamespaceLimits, NamespaceState,
-    RdmaProvider, Referral, RegistryConfig, SubsystemConfig,
+    RdmaProvider, Referral, RegistryConfig, SubsystemConfig, ZonedNamespace,
 };
 pub use connect::{Connected, QueueContext};
 pub use control::{TakenNamespace, TakenSubsystem};

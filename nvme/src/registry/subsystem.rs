@@ -14,6 +14,7 @@ use crate::logs::{IoCounters, NamespaceCommands};
 use crate::nqn::Nqn;
 use crate::reservation::Reservations;
 use crate::wire::ascii;
+use crate::{io, zns};
 
 /// A subsystem of I/O controllers.
 #[derive(Debug)]
@@ -205,8 +206,19 @@ impl Subsystem {
     /// The optional commands that its namespaces have between them. An empty subsystem announces all, as a namespace
     /// that comes later could not announce them to hosts that are connected already.
     pub(crate) fn commands(&self) -> NamespaceCommands {
-        let known = || self.namespaces.values().chain(self.away.values().flatten());
-        let any = |has: fn(&NamespaceConfig) -> bool| known().next().is_none() || known().any(|ns| has(&ns.config));
+        self.commands_of(|_| true)
+    }
+
+    /// The same of the namespaces of one command set.
+    pub(crate) fn commands_of_set(&self, csi: u8) -> NamespaceCommands {
+        self.commands_of(|namespace| namespace.csi() == csi)
+    }
+
+    fn commands_of(&self, which: impl Fn(&Namespace) -> bool) -> NamespaceCommands {
+        let known =
+            || self.namespaces.values().chain(self.away.values().flatten()).filter(|namespace| which(namespace));
+        let none = known().next().is_none();
+        let any = |has: fn(&NamespaceConfig) -> bool| none || known().any(|ns| has(&ns.config));
         NamespaceCommands {
             compare: any(|ns| ns.compare),
             write_zeroes: any(|ns| ns.write_zeroes),
@@ -232,6 +244,9 @@ impl Namespace {
             size => return Err(ConfigError::BlockSize(size)),
         };
         check_size(config.blocks, block_shift)?;
+        if let Some(zones) = &config.zones {
+            check_zones(config.blocks, zones.geometry.zone_blocks)?;
+        }
         if config.ana_group == 0 {
             config.ana_group = DEFAULT_GROUP;
         }
@@ -245,8 +260,16 @@ impl Namespace {
 
     pub(crate) fn resize(&mut self, blocks: u64) -> Result<(), ConfigError> {
         check_size(blocks, self.block_shift)?;
+        if let Some(zones) = &self.config.zones {
+            check_zones(blocks, zones.geometry.zone_blocks)?;
+        }
         self.config.blocks = blocks;
         Ok(())
+    }
+
+    /// Its command set (CSI).
+    pub(crate) fn csi(&self) -> u8 {
+        if self.config.zones.is_some() { zns::CSI } else { io::CSI }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
@@ -274,6 +297,7 @@ impl Namespace {
             copy: self.config.copy,
             reservations: self.config.reservations,
             persistent: self.config.persistent,
+            zone_shift: self.config.zones.map(|zones| zones.shift()),
         }
     }
 
@@ -290,6 +314,13 @@ impl Namespace {
 fn check_size(blocks: u64, block_shift: u8) -> Result<(), ConfigError> {
     if blocks == 0 || blocks > u64::MAX >> block_shift {
         return Err(ConfigError::Size(blocks));
+    }
+    Ok(())
+}
+
+fn check_zones(blocks: u64, zone_blocks: u64) -> Result<(), ConfigError> {
+    if !zone_blocks.is_power_of_two() || !blocks.is_multiple_of(zone_blocks) {
+        return Err(ConfigError::ZoneSize(zone_blocks));
     }
     Ok(())
 }

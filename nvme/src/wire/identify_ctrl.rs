@@ -6,6 +6,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::assert_offsets;
+use crate::{io, zns};
 
 /// Identify Controller.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -159,11 +160,11 @@ pub(crate) struct IdentifyIoCommandSets {
 const _: () = assert!(size_of::<IdentifyIoCommandSets>() == 4096);
 
 impl IdentifyIoCommandSets {
-    /// One combination: the NVM command set alone.
-    pub(crate) fn nvm_alone() -> Self {
+    /// One combination: the NVM and the Zoned Namespace command set.
+    pub(crate) fn nvm_and_zoned() -> Self {
         let mut sets = Self::new_zeroed();
         if let Some(first) = sets.combinations.first_mut() {
-            first.set(1);
+            first.set(1 << io::CSI | 1 << zns::CSI);
         }
         sets
     }

@@ -7,6 +7,7 @@ pub(crate) mod discovery;
 pub(crate) mod identify_ctrl;
 pub(crate) mod identify_ns;
 pub(crate) mod logs;
+pub(crate) mod zns;
 
 /// An ASCII string field: left justified, padded with spaces. Bytes that are not printable ASCII become '?', what does
 /// not fit is cut.

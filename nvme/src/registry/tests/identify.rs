@@ -6,11 +6,11 @@ fn u16_at(data: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes(data[offset..offset + 2].try_into().unwrap())
 }
 
-fn u32_at(data: &[u8], offset: usize) -> u32 {
+pub(super) fn u32_at(data: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(data[offset..offset + 4].try_into().unwrap())
 }
 
-fn u64_at(data: &[u8], offset: usize) -> u64 {
+pub(super) fn u64_at(data: &[u8], offset: usize) -> u64 {
     u64::from_le_bytes(data[offset..offset + 8].try_into().unwrap())
 }
 
@@ -190,13 +190,15 @@ fn an_active_list_of_more_than_1024_is_cut() {
 }
 
 #[test]
-fn command_set_structures_are_for_the_nvm_set_alone() {
+fn command_set_structures_are_for_the_sets_that_there_are() {
     let mut bench = Bench::new();
     let ctrl = bench.host();
     for cns in [5, 6, 7] {
         assert!(bench.identify(ctrl, cns, 1).is_ok());
-        let zoned = command(0x06, 1, 4096, [cns, 2 << 24, 0, 0, 0, 0]);
-        assert_eq!(bench.data(ctrl, &zoned), Err(Status::INVALID_FIELD.dnr()));
+        for csi in [1, 3, 0xff] {
+            let other = command(0x06, 1, 4096, [cns, csi << 24, 0, 0, 0, 0]);
+            assert_eq!(bench.data(ctrl, &other), Err(Status::INVALID_FIELD.dnr()));
+        }
     }
     let independent = bench.identify(ctrl, 8, 1).unwrap();
     assert_eq!(independent[..16], [0, 1, 0xfe, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], "ready, cached");
@@ -211,7 +213,7 @@ fn io_command_sets_are_for_this_controller() {
     let ctrl = bench.host();
     let mut get = |cntid: u32| bench.data(ctrl, &command(0x06, 0, 4096, [cntid << 16 | 0x1c, 0, 0, 0, 0, 0]));
     let sets = get(0xffff).unwrap();
-    assert_eq!((u64_at(&sets, 0), u64_at(&sets, 8)), (1, 0));
+    assert_eq!((u64_at(&sets, 0), u64_at(&sets, 8)), (5, 0));
     assert!(get(1).is_ok());
     assert_eq!(get(2), Err(Status::INVALID_FIELD.dnr()));
 }

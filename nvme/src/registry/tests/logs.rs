@@ -119,8 +119,8 @@ fn firmware_and_effects_are_filled() {
     assert_eq!(firmware[8..16], *b"0.1.0   ");
     let effects = bench.log(ctrl, 5, false, 0, 4096).unwrap();
     assert_eq!(effects[1024 + 8 * 4], 3, "Write Zeroes changes content");
-    let zoned = command(0x02, 0, 4, [5, 0, 0, 0, 2 << 24, 0]);
-    assert_eq!(bench.data(ctrl, &zoned), INVALID_FIELD);
+    let other = command(0x02, 0, 4, [5, 0, 0, 0, 1 << 24, 0]);
+    assert_eq!(bench.data(ctrl, &other), INVALID_FIELD);
     let features = bench.log(ctrl, 0x12, false, 0, 1024).unwrap();
     assert_eq!(features[7 * 4..8 * 4], [1, 0, 0x20, 0]);
 }

@@ -15,6 +15,7 @@ mod logs;
 mod namespace_features;
 mod paths;
 mod reserve;
+mod zoned;
 
 use core::net::SocketAddr;
 use core::time::Duration;
