@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,23 @@ use super::ioctl;
 use super::open_file::{Kind, OpenFile, RangeCall};
 use super::ring;
 use super::storage::{self, Storage, turn_direct_on};
-use super::{Abilities, BackendError, BackendInfo};
+use super::zoned_device::{self, ZonedDevice};
+use super::{Abilities, Backend, BackendError, BackendInfo, Zoned};
 
-pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Storage, BackendError> {
+pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Arc<dyn Backend>, BackendError> {
+    let (storage, zoned) = open_storage(path, read_only, buffered)?;
+    match zoned {
+        Some(zoned) => Ok(Arc::new(ZonedDevice::new(storage, zoned)?)),
+        None => Ok(Arc::new(storage)),
+    }
+}
+
+/// The device, and its zones if it has zones.
+pub(super) fn open_storage(
+    path: &Path,
+    read_only: bool,
+    buffered: bool,
+) -> Result<(Storage, Option<Zoned>), BackendError> {
     let name = path.display().to_string();
     check_type(path, &name)?;
     let file = claim(path, &name, read_only)?;
@@ -33,11 +48,36 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
     let logical = ioctl::logical_block_size(&file).map_err(error)?;
     let physical = ioctl::physical_block_size(&file).unwrap_or(logical);
     let sysfs = Sysfs::of(&file);
+    let zoned = match sysfs.text("queue/zoned").as_deref() {
+        None | Some("none") => None,
+        Some(model) => {
+            let limits = zoned_device::Limits {
+                max_open: sysfs.number("queue/max_open_zones").unwrap_or(0),
+                max_active: sysfs.number("queue/max_active_zones").unwrap_or(0),
+                granularity: sysfs.number("queue/zone_write_granularity").unwrap_or(0).max(logical),
+            };
+            let zoned = zoned_device::read(&file, size, model, limits);
+            Some(zoned.map_err(|(reason, remedy)| BackendError::new(&name, reason, remedy))?)
+        }
+    };
+    if zoned.is_some() && direct.is_none() {
+        let reason = format!("zones cannot be written through the page cache ({})", remarks.join(", "));
+        return Err(BackendError::new(&name, reason, "leave buffered out"));
+    }
     let open = OpenFile::new(file, Kind::Device, read_only, direct, size);
-    let discards = !read_only && find_discard(&open, &sysfs);
+    if zoned.is_some() {
+        // Zeroes are written like any data, where the write pointer is.
+        for call in [RangeCall::Punch, RangeCall::Zero, RangeCall::Discard] {
+            open.refuse(call);
+        }
+    }
+    let discards = !read_only && zoned.is_none() && find_discard(&open, &sysfs);
     let info = BackendInfo {
         size,
-        block_size: direct.map_or(512, |direct| direct.offset).max(logical),
+        block_size: match &zoned {
+            Some(zoned) => zoned.block_size(),
+            None => direct.map_or(512, |direct| direct.offset).max(logical),
+        },
         preferred_write: sysfs.number("queue/minimum_io_size").unwrap_or(0).max(physical),
         preferred_deallocate: if discards { sysfs.number("queue/discard_granularity").unwrap_or(0) } else { 0 },
         optimal_write: sysfs.number("queue/optimal_io_size").unwrap_or(0),
@@ -51,7 +91,22 @@ pub(super) fn open(path: &Path, read_only: bool, buffered: bool) -> Result<Stora
         identity: sysfs.identity(&name),
         name,
     };
-    Ok(Storage::new(open, info, None))
+    Ok((Storage::new(open, info, None), zoned))
+}
+
+/// What can be said against serving a zoned device before it is opened.
+pub(crate) fn check_zones(device: &fs::Metadata, buffered: bool) -> Result<(), (String, &'static str)> {
+    match Sysfs::of_number(device.rdev()).text("queue/zoned").as_deref() {
+        None | Some("none") => Ok(()),
+        Some(model) => {
+            zoned_device::check_model(model)?;
+            if buffered {
+                Err(("is zoned, and cannot be written through the page cache".into(), "leave buffered out"))
+            } else {
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Opens with O_EXCL but not O_CREAT: nobody else may open it so, mount it or put it into an array.
@@ -130,7 +185,10 @@ struct Sysfs {
 
 impl Sysfs {
     fn of(file: &File) -> Self {
-        let rdev = file.metadata().map_or(0, |metadata| metadata.rdev());
+        Self::of_number(file.metadata().map_or(0, |metadata| metadata.rdev()))
+    }
+
+    fn of_number(rdev: u64) -> Self {
         let link = PathBuf::from(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)));
         let folder = fs::canonicalize(&link).unwrap_or(link);
         let disk = match folder.parent() {

@@ -148,6 +148,7 @@ fn work(storage: &dyn BlockingStorage, todo: &Receiver<Job>) {
                 storage.write_zeroes(offset, len, deallocate, fua)
             }
             (IoOp::Deallocate { offset, len }, _) => storage.deallocate(offset, len),
+            (IoOp::Zone { .. }, _) => Err(IoError::Unsupported),
             (IoOp::Read { .. } | IoOp::Write { .. }, None) => panic!("{op:?} without a buffer"),
         }));
         let result = result.unwrap_or_else(|_| {

@@ -7,7 +7,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker};
+use super::{
+    Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker, Zoned,
+};
 
 /// What goes wrong by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,6 +147,10 @@ impl Backend for Faulty {
 
     fn keep(&self) {
         self.inner.keep();
+    }
+
+    fn zoned(&self) -> Option<Arc<Zoned>> {
+        self.inner.zoned()
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError> {

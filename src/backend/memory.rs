@@ -2,15 +2,36 @@
 //!
 //! Memory is cut into chunks with a lock each, held for one copy of at most a chunk; two reactors meet on it only when they
 //! use the same chunk at the same time. Chunks that were never written, or were given back, take no memory.
+//!
+//! It can be cut into zones: then a zone that is reset gives its memory back.
 
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{Abilities, Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit};
+use nvme::zns::{Geometry, Zone, ZoneAction, ZoneState, Zones};
+
+use super::{
+    Abilities, Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, ZoneWork,
+    Zoned,
+};
 
 /// See the module's doc.
 #[derive(Debug)]
 pub struct Memory {
     disk: Arc<Disk>,
+    zoned: Option<Arc<Zoned>>,
+}
+
+/// Zones of memory: sizes in bytes, limits in zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryZones {
+    /// From one zone to the next: a power of two.
+    pub zone_size: u64,
+    /// What can be written of each; `None`: all.
+    pub zone_capacity: Option<u64>,
+    /// Most that can be open at a time; 0 is no limit.
+    pub max_open: u32,
+    /// Most that can be open or closed at a time; 0 is no limit.
+    pub max_active: u32,
 }
 
 #[derive(Debug)]
@@ -33,9 +54,47 @@ impl Memory {
         let chunk_shift = (MIN_CHUNK_SHIFT..63).find(|shift| size >> shift < MAX_CHUNKS).unwrap_or(63);
         let count = size.div_ceil(1 << chunk_shift);
         let chunks = std::iter::repeat_with(Chunk::default).take(count as usize).collect();
-        Self { disk: Arc::new(Disk { size, chunk_shift, chunks }) }
+        Self { disk: Arc::new(Disk { size, chunk_shift, chunks }), zoned: None }
+    }
+
+    /// Of zones, all empty, in blocks of `block_size`.
+    pub fn zoned(size: u64, zones: &MemoryZones, block_size: u32) -> Result<Self, BackendError> {
+        let zones = zones.check(size, block_size)?;
+        Ok(Self { zoned: Some(Arc::new(Zoned::new(zones, block_size))), ..Self::new(size) })
     }
 }
+
+impl MemoryZones {
+    /// The zones that so much memory is cut into.
+    pub(crate) fn check(&self, size: u64, block_size: u32) -> Result<Zones, BackendError> {
+        let refuse = |reason: String, remedy: &str| Err(BackendError::new("memory", reason, remedy));
+        let Self { zone_size, zone_capacity, max_open, max_active } = *self;
+        let (capacity, block) = (zone_capacity.unwrap_or(zone_size), u64::from(block_size));
+        if !zone_size.is_power_of_two() || zone_size < block {
+            return refuse(format!("a zone size of {zone_size} bytes"), "choose a power of two, at least block_size");
+        }
+        if size == 0 || !size.is_multiple_of(zone_size) {
+            let reason = format!("its size, {size} bytes, is not a multiple of the zone size {zone_size}");
+            return refuse(reason, "change the size or zone_size");
+        }
+        if !capacity.is_multiple_of(block) {
+            let reason =
+                format!("a zone capacity of {capacity} bytes is not a multiple of the block size {block_size}");
+            return refuse(reason, "change zone_capacity or block_size");
+        }
+        if size / zone_size > MAX_ZONES {
+            return refuse(format!("{} zones", size / zone_size), "choose a larger zone_size: at most 2^24 zones");
+        }
+        let geometry = Geometry { zone_blocks: zone_size / block, max_open, max_active };
+        let empty = Zone { state: ZoneState::Empty, capacity: capacity / block, written: 0 };
+        let remedy = "choose a zone_capacity up to zone_size, and max_open_zones up to max_active_zones";
+        let count = (size / zone_size) as usize;
+        Zones::new(geometry, std::iter::repeat_n(empty, count)).or_else(|error| refuse(error.to_string(), remedy))
+    }
+}
+
+/// Zones take some bytes each.
+const MAX_ZONES: u64 = 1 << 24;
 
 impl Backend for Memory {
     fn info(&self) -> BackendInfo {
@@ -44,7 +103,7 @@ impl Backend for Memory {
             size: self.disk.size,
             block_size: 512,
             preferred_write: 0,
-            preferred_deallocate: 1 << self.disk.chunk_shift,
+            preferred_deallocate: if self.zoned.is_some() { 0 } else { 1 << self.disk.chunk_shift },
             optimal_write: 0,
             write_cache: false,
             read_only: false,
@@ -55,13 +114,18 @@ impl Backend for Memory {
         }
     }
 
+    fn zoned(&self) -> Option<Arc<Zoned>> {
+        self.zoned.clone()
+    }
+
     fn open_queue(&self, _: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError> {
-        Ok(Box::new(MemoryQueue { disk: self.disk.clone() }))
+        Ok(Box::new(MemoryQueue { disk: self.disk.clone(), zoned: self.zoned.clone() }))
     }
 }
 
 struct MemoryQueue {
     disk: Arc<Disk>,
+    zoned: Option<Arc<Zoned>>,
 }
 
 impl IoQueue for MemoryQueue {
@@ -73,10 +137,30 @@ impl IoQueue for MemoryQueue {
             (IoOp::WriteZeroes { offset, len, .. } | IoOp::Deallocate { offset, len }, _) => {
                 self.disk.zero(offset, len)
             }
+            (IoOp::Zone { offset, len, work }, _) => self.work(offset, len, work),
             (IoOp::Flush, _) => Ok(()),
             (IoOp::Read { .. } | IoOp::Write { .. }, None) => panic!("{op:?} without a buffer"),
         };
         Submit::Done(IoDone { token, result, data })
+    }
+}
+
+impl MemoryQueue {
+    fn work(&self, offset: u64, len: u64, work: ZoneWork) -> Result<(), IoError> {
+        let zoned = self.zoned.as_ref().ok_or(IoError::Unsupported)?;
+        let zone = zoned.zone_at(offset);
+        let mut zones = zoned.zones();
+        match work {
+            ZoneWork::Act(action) => {
+                if action == ZoneAction::Reset {
+                    self.disk.zero(offset, len)?;
+                }
+                zones.end_action(zone, action, true);
+            }
+            // What is written down there is all that there is to know.
+            ZoneWork::Look => zones.trust(zone),
+        }
+        Ok(())
     }
 }
 

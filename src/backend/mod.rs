@@ -28,20 +28,25 @@ mod spec;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod zoned;
+mod zoned_device;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) use block::check_zones;
 pub use blocking::{Blocking, BlockingStorage};
 pub use faulty::{FaultControl, FaultPlan, Faulty};
-pub use memory::Memory;
+pub use memory::{Memory, MemoryZones};
 pub use null::Null;
 pub use ring::{Ring, RingError, RingHandle, RingOptions};
 pub use spec::{BackendSpec, Source, open};
 pub(crate) use spec::{place_of, same_place};
 pub use storage::Storage;
+pub use zoned::Zoned;
 
 use crate::mem::Buffer;
+use nvme::zns::ZoneAction;
 
 /// Byte ranges and abilities of what stands behind a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +125,24 @@ pub enum IoOp {
         /// Bytes.
         len: u64,
     },
+    /// Work on zones; only of a backend that has some (see [`Zoned`]).
+    Zone {
+        /// First byte of the first zone.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// What to do.
+        work: ZoneWork,
+    },
+}
+
+/// What is to be done to zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZoneWork {
+    /// Change the state of the one zone.
+    Act(ZoneAction),
+    /// Find out the state of the zones.
+    Look,
 }
 
 /// One operation handed to a queue.
@@ -209,6 +232,12 @@ pub enum IoError {
     /// Cancelled at the host's wish.
     #[error("cancelled")]
     Cancelled,
+    /// More zones would be open than can be.
+    #[error("too many open zones")]
+    OpenZones,
+    /// More zones would be open or closed than can be.
+    #[error("too many active zones")]
+    ActiveZones,
     /// Conflicts with a reservation of the device itself.
     #[error("reservation conflict")]
     Reservation,
@@ -249,6 +278,11 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// It is served now: what was made for it stays when it is dropped. A backend that is opened for a start that fails never
     /// hears it, and takes back what it made. One that wraps another passes it on.
     fn keep(&self) {}
+
+    /// Its zones, if it has zones.
+    fn zoned(&self) -> Option<Arc<Zoned>> {
+        None
+    }
 
     /// A submission queue for the calling reactor.
     fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError>;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::block;
 use super::file::{self, Wish};
-use super::{Backend, BackendError, FaultPlan, Faulty, Memory, Null};
+use super::{Backend, BackendError, FaultPlan, Faulty, Memory, MemoryZones, Null};
 
 /// What to open and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct BackendSpec {
     pub read_only: bool,
     /// Use the page cache even where O_DIRECT works.
     pub buffered: bool,
+    /// Zones of memory.
+    pub zones: Option<MemoryZones>,
     /// Faults before it, for tests.
     pub faults: Option<FaultPlan>,
 }
@@ -81,12 +83,15 @@ pub(crate) fn place_of(metadata: &Metadata) -> (u64, u64) {
 impl BackendSpec {
     /// A source with the defaults of everything else.
     pub fn new(source: Source) -> Self {
-        Self { source, block_size: None, read_only: false, buffered: false, faults: None }
+        Self { source, block_size: None, read_only: false, buffered: false, zones: None, faults: None }
     }
 
     /// The LBA size of a namespace on the opened backend.
     pub fn lba(&self, backend: &dyn Backend) -> u32 {
-        self.block_size.unwrap_or_else(|| backend.info().block_size)
+        self.block_size.unwrap_or_else(|| match backend.zoned() {
+            Some(zoned) => zoned.block_size(),
+            None => backend.info().block_size,
+        })
     }
 }
 
@@ -98,8 +103,11 @@ pub fn open(spec: &BackendSpec) -> Result<Arc<dyn Backend>, BackendError> {
             let wish = Wish { size: *size, read_only: spec.read_only, buffered: spec.buffered };
             Arc::new(file::open(path, wish)?)
         }
-        Source::Device { path } => Arc::new(block::open(path, spec.read_only, spec.buffered)?),
-        Source::Memory { size } => Arc::new(Memory::new(*size)),
+        Source::Device { path } => block::open(path, spec.read_only, spec.buffered)?,
+        Source::Memory { size } => match &spec.zones {
+            Some(zones) => Arc::new(Memory::zoned(*size, zones, spec.block_size.unwrap_or(512))?),
+            None => Arc::new(Memory::new(*size)),
+        },
         Source::Null { size } => Arc::new(Null::new(*size)),
     };
     check(spec, &*backend)?;
@@ -117,6 +125,9 @@ fn check_wish(spec: &BackendSpec) -> Result<(), BackendError> {
         Source::Memory { size } => ("memory".into(), Some(*size)),
         Source::Null { size } => ("null".into(), Some(*size)),
     };
+    if spec.zones.is_some() && !matches!(spec.source, Source::Memory { .. }) {
+        return Err(BackendError::new(name, "only memory can be cut into zones", "leave zone_size out"));
+    }
     let lba = spec.block_size.unwrap_or(512);
     if !matches!(lba, 512 | 4096) {
         return Err(BackendError::new(name, format!("a block size of {lba} bytes"), "set block_size to 512 or 4096"));
@@ -151,6 +162,12 @@ fn check(spec: &BackendSpec, backend: &dyn Backend) -> Result<(), BackendError> 
         return error(
             format!("its size, {} bytes, is not a multiple of the block size {lba}", info.size),
             "change the size or the block_size".into(),
+        );
+    }
+    if let Some(zoned) = backend.zoned().filter(|zoned| zoned.block_size() != lba) {
+        return error(
+            format!("its zones are counted in blocks of {} bytes, {lba} are configured", zoned.block_size()),
+            format!("set block_size to {}", zoned.block_size()),
         );
     }
     if spec.read_only && !info.read_only {

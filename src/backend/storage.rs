@@ -57,6 +57,11 @@ impl Storage {
         Self { file: Arc::new(file), info, made: Mutex::new(made) }
     }
 
+    /// The open file, for what works on it beside the ring.
+    pub(super) fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
+
     fn take_made(&self) -> Option<Made> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -602,7 +602,7 @@ fn storage_is_open_without_nonblock() {
         assert_eq!(flags(&storage) & libc::O_DIRECT == 0, buffered);
     }
     let Some(disk) = Loop::new(8 << 20, &[]) else { return };
-    assert_eq!(flags(&block::open(&disk.0, false, false).unwrap()) & libc::O_NONBLOCK, 0);
+    assert_eq!(flags(&block::open_storage(&disk.0, false, false).unwrap().0) & libc::O_NONBLOCK, 0);
 }
 
 /// Through the page cache of the same file: what a buffered reader sees after an answer.

@@ -329,6 +329,17 @@ fn status(answer: &Value) -> String {
                 number(one, "writes"),
                 number(one, "errors")
             );
+            let zones = &one["zones"];
+            if zones.is_object() {
+                let _ = writeln!(
+                    text,
+                    "    {} zones of {} B, {} open, {} active",
+                    number(zones, "count"),
+                    number(zones, "size"),
+                    number(zones, "open"),
+                    number(zones, "active")
+                );
+            }
         }
     }
     text += &draining(answer);

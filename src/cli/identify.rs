@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use farside::host::wire::{IdentifyController, IdentifyNamespace};
+use farside::host::zones::ZonedNamespace;
 use farside::host::{Host, HostError, HostOptions};
 use farside::rdma::Provider;
 use uuid::Uuid;
@@ -25,7 +26,7 @@ pub(crate) struct Identify {
 
 struct Found {
     controller: IdentifyController,
-    namespaces: Vec<(IdentifyNamespace, Option<Uuid>)>,
+    namespaces: Vec<(IdentifyNamespace, Option<Uuid>, Option<ZonedNamespace>)>,
 }
 
 impl Identify {
@@ -62,7 +63,8 @@ impl WithProvider for Work<'_> {
         let mut namespaces = Vec::new();
         for nsid in host.active_namespaces()? {
             let namespace = host.namespace(nsid)?;
-            namespaces.push((namespace, host.namespace_uuid(nsid)?.map(Uuid::from_bytes)));
+            let uuid = host.namespace_uuid(nsid)?.map(Uuid::from_bytes);
+            namespaces.push((namespace, uuid, host.zones(nsid)?));
         }
         Ok(Found { controller: host.controller().clone(), namespaces })
     }
@@ -93,12 +95,22 @@ impl Found {
             "cache       {}",
             if controller.write_cache { "volatile: flush what must last" } else { "none" }
         );
-        for (namespace, uuid) in &self.namespaces {
+        for (namespace, uuid, zones) in &self.namespaces {
             let uuid = uuid.map_or_else(|| "none".to_string(), |uuid| uuid.to_string());
             let bytes = farside::config::Bytes(namespace.bytes());
             let access = if namespace.nsattr & 1 == 0 { "" } else { "  read only" };
             let IdentifyNamespace { nsid, blocks, block_size, .. } = namespace;
             let _ = writeln!(text, "namespace   {nsid}  {bytes} ({blocks} x {block_size} B){access}  uuid {uuid}");
+            if let Some(zones) = zones {
+                let limit = |most: Option<u32>| most.map_or_else(|| "any number".to_string(), |most| most.to_string());
+                let size = farside::config::Bytes(zones.zone_blocks.saturating_mul(u64::from(*block_size)));
+                let (open, active) = (limit(zones.max_open), limit(zones.max_active));
+                let _ = writeln!(
+                    text,
+                    "            {} zones of {size}, {open} open and {active} active at a time",
+                    blocks / zones.zone_blocks
+                );
+            }
         }
         text
     }
@@ -108,7 +120,7 @@ impl Found {
         let namespaces: Vec<serde_json::Value> = self
             .namespaces
             .iter()
-            .map(|(namespace, uuid)| {
+            .map(|(namespace, uuid, zones)| {
                 serde_json::json!({
                     "nsid": namespace.nsid,
                     "blocks": namespace.blocks,
@@ -116,6 +128,11 @@ impl Found {
                     "bytes": namespace.bytes(),
                     "read_only": namespace.nsattr & 1 != 0,
                     "uuid": uuid.map(|uuid| uuid.to_string()),
+                    "zones": zones.map(|zones| serde_json::json!({
+                        "zone_blocks": zones.zone_blocks,
+                        "max_open": zones.max_open,
+                        "max_active": zones.max_active,
+                    })),
                 })
             })
             .collect();

@@ -15,7 +15,7 @@ use super::keys::{HostSpec, read_secret};
 use super::problem::Problem;
 use super::size::Bytes;
 use super::{Config, ListenAddress, NamespaceSpec, Options, SubsystemSpec};
-use crate::backend::{Source, place_of};
+use crate::backend::{Source, check_zones, place_of};
 use crate::target::{self, TargetError};
 
 /// Something to be looked at.
@@ -152,6 +152,10 @@ fn check_source(namespace: &NamespaceSpec) -> Result<Option<(u64, u64)>, (String
             format!("cannot be opened: {}", errno.desc()),
             "let the user that farside runs as read and write it, or set read_only",
         );
+    }
+    if device {
+        check_zones(&metadata, namespace.backend.buffered)
+            .map_err(|(reason, remedy)| (format!("{} {reason}", path.display()), remedy.to_owned()))?;
     }
     if !device {
         let (len, lba) = (metadata.len(), u64::from(namespace.backend.block_size.unwrap_or(512)));

@@ -17,7 +17,7 @@ use super::{
     AnaSpec, CNTLID_MAX, CNTLID_MIN, Config, ListenAddress, NamespaceSpec, Options, ProviderChoice, ReferralSpec,
     SubsystemSpec, derive_serial,
 };
-use crate::backend::{BackendSpec, FaultPlan, Source};
+use crate::backend::{BackendSpec, FaultPlan, MemoryZones, Source};
 use crate::roce::Dcqcn;
 use crate::target::{Admission, Duplicates, Limits};
 
@@ -307,9 +307,14 @@ fn read_namespace(
     let hosts = hosts.map(|hosts| read_host_names(hosts, "subsystem.namespace.hosts", problems));
     let limits = section.section("limits", "subsystem.namespace.limits", problems);
     let limits = limits.map(|section| read_limits(section, problems)).unwrap_or_default();
+    let zones = read_zones(&mut section, problems);
     let at = section.at();
     section.finish(problems);
     let source = source?;
+    if let Some(zones) = &zones {
+        check_zones(&source, &zones.value, block_size.as_ref().map(|size| size.value), zones.at, problems);
+    }
+    let zones = zones.map(|zones| zones.value);
     check_sizes(&source, block_size.as_ref().map(|size| size.value), at, problems);
     if read_only && matches!(source.value, Source::Memory { .. } | Source::Null { .. }) {
         let remedy = "leave it out: nothing could ever be in it";
@@ -318,7 +323,7 @@ fn read_namespace(
     let block_size = block_size.map(|size| size.value as u32);
     Some(NamespaceSpec {
         nsid: nsid.value,
-        backend: BackendSpec { source: source.value, block_size, read_only, buffered, faults },
+        backend: BackendSpec { source: source.value, block_size, read_only, buffered, zones, faults },
         configured_uuid: uuid.map(Uuid::from_bytes),
         configured_nguid: nguid,
         eui64: eui64.unwrap_or_default(),
@@ -379,6 +384,50 @@ fn check_sizes(source: &At<Source>, block_size: Option<u64>, at: usize, problems
         let at = if key.ends_with("size") { at } else { source.at };
         let reason = format!("{} is not a multiple of the block size {lba}", Bytes(size));
         problems.add(at, key, reason, "change the size or the block_size");
+    }
+}
+
+/// Zones of memory.
+fn read_zones(section: &mut Section<'_, '_>, problems: &mut Problems<'_>) -> Option<At<MemoryZones>> {
+    let zone_size = section.size("zone_size", 512..MAX_SIZE, problems);
+    let zone_capacity = section.size("zone_capacity", 512..MAX_SIZE, problems);
+    let mut limit = |key| section.number(key, 1..1 << 32, problems);
+    let (open, active) = (limit("max_open_zones"), limit("max_active_zones"));
+    let others = [("zone_capacity", &zone_capacity), ("max_open_zones", &open), ("max_active_zones", &active)];
+    let Some(zone_size) = zone_size else {
+        for (key, value) in others {
+            if let Some(value) = value {
+                let reason = "is for memory that has a zone_size";
+                problems.add(value.at, &section.key(key), reason, "give zone_size too, or leave it out");
+            }
+        }
+        return None;
+    };
+    let number = |value: Option<At<u64>>| value.map_or(0, |value| value.value as u32);
+    let zones = MemoryZones {
+        zone_size: zone_size.value,
+        zone_capacity: zone_capacity.map(|capacity| capacity.value),
+        max_open: number(open),
+        max_active: number(active),
+    };
+    Some(At { value: zones, at: zone_size.at })
+}
+
+fn check_zones(
+    source: &At<Source>,
+    zones: &MemoryZones,
+    block_size: Option<u64>,
+    at: usize,
+    problems: &mut Problems<'_>,
+) {
+    let key = "subsystem.namespace.zone_size";
+    let Source::Memory { size } = source.value else {
+        let remedy = "leave it out: a zoned device has its own zones, and nothing else has any";
+        return problems.add(at, key, "is for memory", remedy);
+    };
+    let block_size = block_size.and_then(|size| u32::try_from(size).ok()).unwrap_or(512);
+    if let Err(error) = zones.check(size, block_size) {
+        problems.add(at, key, error.reason, error.remedy);
     }
 }
 

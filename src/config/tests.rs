@@ -151,6 +151,16 @@ fn a_namespace_has_exactly_one_thing_behind_it() {
     assert!(with_namespace("memory = \"1G\"\nnull = \"1G\"")[0].contains("more than one thing"));
     assert!(with_namespace("memory = \"1G\"\nsize = \"1G\"")[0].contains("is for files"));
     assert!(with_namespace("memory = \"1G\"\nread_only = true")[0].contains("is for files and devices"));
+    let zoned = |keys: &str| with_namespace(&format!("memory = \"8M\"\n{keys}")).join(" ");
+    assert!(with_namespace("file = \"a\"\nsize = \"8M\"\nzone_size = \"1M\"")[0].contains("is for memory"));
+    assert!(zoned("zone_capacity = \"1M\"").contains("give zone_size too"));
+    assert!(zoned("max_active_zones = 3").contains("give zone_size too"));
+    assert!(zoned("zone_size = \"3M\"").contains("choose a power of two"));
+    assert!(zoned("zone_size = \"16M\"").contains("not a multiple of the zone size"));
+    assert!(zoned("zone_size = \"1M\"\nzone_capacity = \"2M\"").contains("from 1 to the size of a zone"));
+    assert!(zoned("zone_size = \"1M\"\nzone_capacity = 1000").contains("not a multiple of the block size"));
+    let limits = "zone_size = \"1M\"\nmax_open_zones = 4\nmax_active_zones = 3";
+    assert!(zoned(limits).contains("4 open zones is above that of 3"));
     assert!(with_namespace("memory = \"1GB\"")[0].contains("\"1GB\" is no size"));
     assert!(with_namespace("memory = 1000")[0].contains("not a multiple"));
     assert!(with_namespace("memory = -1")[0].contains("out of range"));

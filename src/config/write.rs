@@ -151,6 +151,17 @@ fn namespace(namespace: &NamespaceSpec) -> Table {
         Source::Memory { size } => put_size(&mut table, "memory", *size),
         Source::Null { size } => put_size(&mut table, "null", *size),
     }
+    if let Some(zones) = &backend.zones {
+        put_size(&mut table, "zone_size", zones.zone_size);
+        if let Some(capacity) = zones.zone_capacity {
+            put_size(&mut table, "zone_capacity", capacity);
+        }
+        for (key, limit) in [("max_open_zones", zones.max_open), ("max_active_zones", zones.max_active)] {
+            if limit != 0 {
+                put(&mut table, key, i64::from(limit));
+            }
+        }
+    }
     if let Some(size) = backend.block_size {
         put(&mut table, "block_size", i64::from(size));
     }
@@ -356,6 +367,10 @@ nqn = "nqn.2024-01.io.example:two"
 hosts = []
 [[subsystem.namespace]]
 memory = "1536K"
+zone_size = "512K"
+zone_capacity = "384K"
+max_open_zones = 2
+max_active_zones = 3
 faults = { seed = 3, fail_one_in = 100, delay_polls = 2, drop_flush = true, hang_on_flush = true }
 [[subsystem.namespace]]
 null = "1T"

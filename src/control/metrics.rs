@@ -215,6 +215,7 @@ mod tests {
             backend: "null".into(),
             blocks: 8,
             block_size: 512,
+            zones: None,
             read_only: false,
             io: IoTotals { nqn: "nqn.\"x\"".into(), nsid, reads: u64::from(nsid) * 10, ..IoTotals::default() },
         };

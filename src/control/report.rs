@@ -114,6 +114,9 @@ fn namespace(one: &NamespaceStatus) -> Value {
         "blocks": one.blocks,
         "block_size": one.block_size,
         "read_only": one.read_only,
+        "zones": one.zones.map(|zones| json!({
+            "count": zones.count, "size": zones.size, "open": zones.open, "active": zones.active,
+        })),
         "reads": one.io.reads,
         "bytes_read": one.io.bytes_read,
         "writes": one.io.writes,

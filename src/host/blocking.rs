@@ -12,6 +12,7 @@ use super::io::{Command, Op};
 use super::options::HostOptions;
 use super::queue::Purpose;
 use super::wire::{self, DISCOVERY_ENTRY, DiscoveryEntry, IdentifyNamespace, Sqe};
+use super::zones::{self, ZonedNamespace};
 use crate::rdma::Provider;
 
 /// Well-known name of discovery subsystems.
@@ -22,6 +23,10 @@ const PIECE: usize = 4096;
 
 /// Entries taken from a discovery log, whatever it claims to hold.
 const MOST_ENTRIES: u64 = 16_384;
+
+/// Types of identification descriptors (NIDT): UUID, command set identifier.
+const UUID_TYPE: u8 = 3;
+const CSI_TYPE: u8 = 4;
 
 /// How often a discovery log may change while it is read.
 const MOST_CHANGES: u32 = 10;
@@ -133,6 +138,12 @@ impl<P: Provider> Host<P> {
 
     /// UUID of a namespace, if it has one (Identify CNS 03h).
     pub fn namespace_uuid(&mut self, nsid: u32) -> Result<Option<[u8; 16]>, HostError> {
+        let uuid = self.namespace_descriptor(nsid, UUID_TYPE)?;
+        Ok(uuid.and_then(|uuid| uuid.try_into().ok()))
+    }
+
+    /// A namespace's identification descriptor of a type (Identify CNS 03h).
+    fn namespace_descriptor(&mut self, nsid: u32, wanted: u8) -> Result<Option<Vec<u8>>, HostError> {
         let bytes = self.admin_read("Identify namespace descriptors", wire::identify(0x03, nsid, 0), 4096)?;
         let mut rest = &bytes[..];
         while let [kind, len, _, _, tail @ ..] = rest {
@@ -140,12 +151,21 @@ impl<P: Provider> Host<P> {
             if kind == 0 || len == 0 || len > tail.len() {
                 break;
             }
-            if kind == 3 && len == 16 {
-                return Ok(tail.first_chunk().copied());
+            if kind == wanted {
+                return Ok(tail.get(..len).map(<[u8]>::to_vec));
             }
             rest = &tail[len..];
         }
         Ok(None)
+    }
+
+    /// What a zoned namespace says of its zones; `None`: it has none.
+    pub fn zones(&mut self, nsid: u32) -> Result<Option<ZonedNamespace>, HostError> {
+        if self.namespace_descriptor(nsid, CSI_TYPE)?.as_deref() != Some(&[zones::CSI]) {
+            return Ok(None);
+        }
+        let bytes = self.admin_read("Identify zoned namespace", zones::identify_zoned(5, nsid), 4096)?;
+        Ok(ZonedNamespace::read(&bytes))
     }
 
     /// Runs one I/O command on the queue with the most room.

@@ -28,6 +28,9 @@ use crate::rdma::Provider;
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 32;
 
+/// CAP.CSS, bit 6: one or more I/O command sets can be chosen.
+const CAP_CSS_ALL: u64 = 1 << 43;
+
 /// How often the age of commands is looked at.
 const AGE_CHECK: Duration = Duration::from_millis(100);
 
@@ -563,7 +566,9 @@ impl<P: Provider> Host<P> {
             Phase::ReadCap => {
                 self.cap = result;
                 // EN, 4 KiB pages, 64-byte commands, 16-byte completions.
-                self.step(Phase::Enable, wire::property_set(0x14, 6 << 16 | 4 << 20 | 1));
+                // All command sets that there are, if that can be said.
+                let css = if self.cap & CAP_CSS_ALL == 0 { 0 } else { 6 << 4 };
+                self.step(Phase::Enable, wire::property_set(0x14, 6 << 16 | 4 << 20 | css | 1));
             }
             Phase::Enable => self.step(Phase::WaitReady, wire::property_get(0x1c, false)),
             Phase::WaitReady if result & 2 != 0 => {

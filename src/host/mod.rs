@@ -32,6 +32,7 @@ mod options;
 mod queue;
 pub mod raw;
 pub mod wire;
+pub mod zones;
 
 pub use blocking::discover;
 pub use error::{HostError, HostErrorKind, IoFailure};

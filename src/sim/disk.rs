@@ -174,7 +174,7 @@ impl State {
             IoOp::WriteZeroes { offset, len, fua, .. } => (offset, len, fua),
             IoOp::Deallocate { offset, len } => (offset, len, false),
             IoOp::Flush => return self.flush(),
-            IoOp::Read { .. } => return,
+            IoOp::Read { .. } | IoOp::Zone { .. } => return,
         };
         let stable = fua || !self.habits.volatile;
         let first = offset / BLOCK as u64;

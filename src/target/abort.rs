@@ -12,6 +12,7 @@ use nvme::io::IoCommand;
 use nvme::registry::AbortReply;
 use nvme::reservation::HostId;
 use nvme::status::Status;
+use nvme::zns::ZoneCommand;
 
 use super::fused::Detour;
 use super::reactor::Reactor;
@@ -200,5 +201,6 @@ impl<P: Provider> Reactor<P> {
 
 /// Whether a command is done in several operations, and can end between them.
 pub(crate) fn has_several_operations(command: &IoCommand) -> bool {
-    matches!(command, IoCommand::Copy { .. } | IoCommand::Deallocate { .. })
+    let all_zones = matches!(command, IoCommand::Zone(ZoneCommand::Send { zslba: None, .. }));
+    matches!(command, IoCommand::Copy { .. } | IoCommand::Deallocate { .. }) || all_zones
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nvme::auth::HostAuth;
 use nvme::registry::{
     Admission, AnaState, ConfigError, Listener, NamespaceConfig, NamespaceLimits, NamespaceState, RdmaProvider,
-    Referral, Registry, RegistryConfig,
+    Referral, Registry, RegistryConfig, ZonedNamespace,
 };
 use tracing::{error, info};
 use uuid::Uuid;
@@ -708,6 +708,15 @@ pub(super) fn namespace_config(
             "change its size, or use a smaller block_size",
         ));
     }
+    let zoned = spec.backend.zoned();
+    if let Some(zoned) = zoned.as_ref().filter(|zoned| zoned.block_size() != block_size) {
+        return Err(TargetError::new(
+            object(),
+            format!("its zones are counted in blocks of {}, not {block_size}", zoned.block_size()),
+            format!("use block_size = {}", zoned.block_size()),
+        ));
+    }
+    let zones = zoned.map(|zoned| ZonedNamespace::of(&zoned.zones()));
     let in_blocks = |bytes: u32| u16::try_from(bytes / block_size).unwrap_or(u16::MAX);
     let (npwg, npdg) = (in_blocks(info.preferred_write), in_blocks(info.preferred_deallocate));
     let uuid = spec.uuid.unwrap_or_else(|| derive_uuid(nqn, spec.nsid, &info.identity));
@@ -722,18 +731,18 @@ pub(super) fn namespace_config(
         limits: NamespaceLimits { npwg, npwa: npwg, npdg, npda: npdg, nows: in_blocks(info.optimal_write), noiob: 0 },
         volatile_write_cache: info.write_cache,
         rotational: false,
-        deallocate: info.abilities.deallocate,
+        deallocate: info.abilities.deallocate && zones.is_none(),
         deallocated_reads_zero: info.abilities.deallocated_reads_zero,
         write_zeroes: info.abilities.write_zeroes,
         compare: true,
         verify: true,
-        copy: true,
+        copy: zones.is_none(),
         hosts: spec.hosts.clone(),
         ana_group: spec.ana_group,
         reservations: true,
         persistent: keeper.is_some(),
         kept,
         read_only: spec.read_only || info.read_only,
-        zones: None,
+        zones,
     })
 }

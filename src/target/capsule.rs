@@ -506,6 +506,7 @@ fn describe_other(request: &mut Request, io: &IoCommand, view: &NamespaceView, m
     request.subject.lba = io.blocks().map_or(0, |blocks| blocks.slba);
     match *io {
         IoCommand::Compare { .. } => request.scratch_len = len,
+        IoCommand::Zone(command) => request.subject.lba = command.slba(),
         IoCommand::Verify { blocks, .. } => request.scratch_len = blocks << view.block_shift,
         IoCommand::Copy { slba, .. } => {
             request.scratch_len = mdts;

@@ -86,12 +86,25 @@ impl<P: Provider> Reactor<P> {
                 Ok(None) => return self.end_ranges(id, Status::SUCCESS, now),
                 Err(status) => return self.end_ranges(id, status, now),
             },
+            IoCommand::Zone(command) => match self.zone_command(id, namespace, command) {
+                Some(step) => step,
+                None => {
+                    let cid = self.requests[id].cid;
+                    return self.finish(id, Completion::failed(cid, Status::INTERNAL_ERROR), now);
+                }
+            },
             _ => {
                 let cid = self.requests[id].cid;
                 return self.finish(id, Completion::success(cid), now);
             }
         };
         let data = if len > 0 { self.io_data(id, len) } else { None };
+        self.hand_over(id, namespace, op, data, now);
+    }
+
+    /// Gives an operation of a request to the namespace's backend.
+    #[inline(always)]
+    pub(crate) fn hand_over(&mut self, id: RequestId, namespace: u32, op: IoOp, data: Option<IoData>, now: Duration) {
         let request = &mut self.requests[id];
         request.state = State::Executing;
         let token = request.token(id);
@@ -194,6 +207,7 @@ impl<P: Provider> Reactor<P> {
             return self.respond(id, now);
         }
         if request.state == State::Orphan {
+            self.orphan_on_zones(id, result.is_ok());
             self.release_orphan(id, now);
             return;
         }
@@ -222,7 +236,10 @@ impl<P: Provider> Reactor<P> {
         if !self.awaited.is_empty() || !self.aborts.is_empty() {
             self.ended(id, Some(status));
         }
-        if self.requests[id].extra.is_some() {
+        if let Some(extra) = &self.requests[id].extra {
+            if extra.zone.is_some() {
+                return self.end_on_zones(id, namespace, status, now);
+            }
             return self.finish_special(id, namespace, status, now);
         }
         if !status.is_success() {
@@ -430,6 +447,8 @@ fn status_of(error: IoError) -> Status {
         IoError::Unsupported => Status::INVALID_OPCODE.dnr(),
         IoError::Gone => Status::NAMESPACE_NOT_READY.dnr(),
         IoError::Cancelled => Status::ABORT_REQUESTED,
+        IoError::OpenZones => Status::TOO_MANY_OPEN_ZONES,
+        IoError::ActiveZones => Status::TOO_MANY_ACTIVE_ZONES,
         IoError::Reservation => Status::INTERNAL_ERROR.dnr(),
         IoError::Other(_) => Status::INTERNAL_ERROR,
     }

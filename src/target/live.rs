@@ -25,6 +25,7 @@ use super::namespace::{Instance, IoCounters, Published};
 use super::reactor::Reactor;
 use super::removal::{DrainBook, Draining};
 use super::shared::{Control, ControlMessage};
+use super::zones::ZoneTurns;
 use crate::config::derive_serial;
 use crate::rdma::{Provider, RdmaError};
 
@@ -127,6 +128,19 @@ pub struct SubsystemStatus {
     pub namespaces: Vec<NamespaceStatus>,
 }
 
+/// The zones of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZonesStatus {
+    /// How many.
+    pub count: u32,
+    /// Bytes from one to the next.
+    pub size: u64,
+    /// Open ones.
+    pub open: u32,
+    /// Open and closed ones.
+    pub active: u32,
+}
+
 /// One namespace of a [`SubsystemStatus`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceStatus {
@@ -140,6 +154,8 @@ pub struct NamespaceStatus {
     pub block_size: u32,
     /// Writes are refused.
     pub read_only: bool,
+    /// Its zones, if it has zones.
+    pub zones: Option<ZonesStatus>,
     /// What hosts did with it since the start.
     pub io: super::IoTotals,
 }
@@ -476,6 +492,12 @@ fn status(control: &Control, now: Duration) -> Status {
                 blocks: published.view.blocks,
                 block_size: 1 << published.view.block_shift,
                 read_only: published.view.read_only,
+                zones: published.zones.as_ref().map(|turns| {
+                    let zones = turns.zones();
+                    let (open, active) = zones.in_use();
+                    let size = zones.geometry().zone_blocks << published.view.block_shift;
+                    ZonesStatus { count: zones.count(), size, open, active }
+                }),
                 io: published.totals(),
             })
             .collect(),
@@ -519,6 +541,7 @@ impl Published {
         let counters = (0..reactors).map(|_| IoCounters::default()).collect();
         let limiter = Arc::new(Limiter::new(spec.limits));
         let (instance, backend) = (Instance::next(), Arc::clone(&spec.backend));
-        Self { instance, subsystem, nqn: nqn.into(), view, gate, limiter, backend, counters }
+        let zones = backend.zoned().map(|zoned| Arc::new(ZoneTurns::new(zoned)));
+        Self { instance, subsystem, nqn: nqn.into(), view, gate, limiter, backend, zones, counters }
     }
 }

@@ -53,13 +53,14 @@ mod stall;
 mod straight;
 mod teardown;
 mod ticket;
+mod zones;
 
 pub use builder::{AnaSpec, NamespaceSpec, Served, ServedNamespace, SubsystemSpec, Target, TargetBuilder, TargetError};
 pub use causes::{Cause, Disconnect, Ends};
 pub use counters::{Counters, IoTotals};
 pub use latency::{Latencies, Latency, LatencyReport, QueueLatency, Stage};
 pub use limits::Limits;
-pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus};
+pub use live::{ControllerStatus, NamespaceStatus, QueueStatus, Status, SubsystemStatus, ZonesStatus};
 pub use nvme::auth::{Group, Hash, HostAuth, Secret};
 pub use nvme::registry::{Admission, AnaState, Duplicates, RdmaProvider, Referral, WriteProtection};
 pub use options::{MemoryPlan, Options};

@@ -7,11 +7,13 @@ use nvme::gate::{Gate, Sender};
 use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
 use nvme::status::Status;
+use nvme::zns::ZoneCommand;
 
 use super::latency::Stages;
 use super::limits::Limiter;
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
+use super::zones::ZoneTurns;
 use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueContext, Submit};
 
 /// What a host did with a namespace through one reactor; written by that reactor alone, on a cache line of its own.
@@ -50,7 +52,7 @@ impl IoCounters {
                 Self::add(&self.reads, 1);
                 Self::add(&self.bytes_read, bytes.into());
             }
-            IoCommand::Write { .. } => {
+            IoCommand::Write { .. } | IoCommand::Zone(ZoneCommand::Append { .. }) => {
                 Self::add(&self.writes, 1);
                 Self::add(&self.bytes_written, bytes.into());
             }
@@ -75,6 +77,8 @@ pub(crate) struct Published {
     /// What all hosts together may do with it.
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) backend: Arc<dyn Backend>,
+    /// Of a zoned one: who works on which zone.
+    pub(crate) zones: Option<Arc<ZoneTurns>>,
     /// One per reactor.
     pub(crate) counters: Arc<[IoCounters]>,
 }
@@ -105,12 +109,14 @@ pub(crate) struct Namespace {
     pub(crate) limiter: Arc<Limiter>,
     /// Counts the views that were published.
     pub(crate) epoch: u32,
-    /// The epoch at which a command may go to the backend without another look: none while there are locks.
+    /// The epoch at which a command may go to the backend without another look: none while there are locks, and none where
+    /// there are zones.
     pub(crate) start_epoch: u32,
     locks: Vec<RangeLock>,
     /// Requests that wait for a lock to go, by index and generation.
     pub(crate) locked: Vec<(RequestId, u32)>,
     removed: bool,
+    pub(crate) zones: Option<Arc<ZoneTurns>>,
     pub(crate) queue: Box<dyn IoQueue>,
     /// Operations in the backend.
     pub(crate) pending: u32,
@@ -150,7 +156,7 @@ impl Namespace {
     }
 
     fn set_start_epoch(&mut self) {
-        self.start_epoch = if self.locks.is_empty() { self.epoch } else { NEVER };
+        self.start_epoch = if self.locks.is_empty() && self.zones.is_none() { self.epoch } else { NEVER };
     }
 
     /// A lock that is known already is the same one.
@@ -216,10 +222,11 @@ impl Namespaces {
             gate: published.gate,
             limiter: published.limiter,
             epoch: 0,
-            start_epoch: 0,
+            start_epoch: if published.zones.is_some() { NEVER } else { 0 },
             locks: Vec::new(),
             locked: Vec::new(),
             removed: false,
+            zones: published.zones,
             queue,
             pending: 0,
             polled,

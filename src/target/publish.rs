@@ -213,7 +213,7 @@ impl<P: Provider> Reactor<P> {
             namespace.locked.push((id, request.generation));
             return false;
         }
-        true
+        self.enter_zones(id, at, command, now)
     }
 
     /// Asks for a lock on these blocks of the request's namespace, and waits.
@@ -309,7 +309,10 @@ impl<P: Provider> Reactor<P> {
     /// Lets go of everything that an ending request shares with others.
     pub(crate) fn release_extra(&mut self, id: RequestId, now: Duration) {
         let Some(extra) = self.requests[id].extra.take() else { return };
-        let Extra { lock, partner, .. } = *extra;
+        let Extra { lock, partner, zone, .. } = *extra;
+        if let Some(on) = zone {
+            self.leave_zones(&on);
+        }
         if let Some(lock) = lock {
             self.shared.release_lock(lock);
         }

@@ -389,6 +389,7 @@ impl<P: Provider> Reactor<P> {
                 Message::Lock { lock, ticket } => self.lock(lock, ticket),
                 Message::Unlock { on, id } => self.unlock(on, id, now),
                 Message::Granted { owner, id } => self.granted(owner, id, now),
+                Message::ZoneTurn { owner, turn } => self.zone_turn(owner, turn, now),
                 Message::FlushForShutdown { ctrl, subsystem } => self.flush_for_shutdown(ctrl, subsystem),
                 Message::OpenNamespace(order) => self.open_live(order),
                 Message::Timing(on) => self.set_timing(on),

@@ -23,6 +23,7 @@ use super::limits::Line;
 use super::locks::LockId;
 use super::options::REQUEST_RESERVE;
 use super::share::{STRANGERS, ShareId};
+use super::zones::OnZone;
 use crate::backend::IoData;
 use crate::mem::Buffer;
 
@@ -173,7 +174,7 @@ pub(crate) struct Request {
     pub(crate) extra: Option<Box<Extra>>,
 }
 
-/// What fused pairs, Copy, and changes by admin commands have besides.
+/// What fused pairs, Copy, work on zones, and changes by admin commands have besides.
 #[derive(Debug, Default)]
 pub(crate) struct Extra {
     /// The other half of a fused pair.
@@ -186,6 +187,8 @@ pub(crate) struct Extra {
     pub(crate) lock: Option<LockId>,
     pub(crate) copy: Option<CopyProgress>,
     pub(crate) settle: Option<Settle>,
+    /// What it does on zones.
+    pub(crate) zone: Option<OnZone>,
     /// A computation that it waits for.
     pub(crate) computing: Option<Wanted>,
 }

@@ -29,6 +29,7 @@ use super::namespace::{Instance, IoCounters, Published};
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
 use super::ticket::Ticket;
+use super::zones::ZoneTurns;
 use crate::rdma::{ConnId, DeviceId, Provider, RdmaError};
 
 /// Where a queue lives. The generation tells it from a later one in the same place.
@@ -237,6 +238,8 @@ pub(crate) enum Message<P: Provider> {
     Unlock { on: Instance, id: LockId },
     /// A range lock is held.
     Granted { owner: RequestRef, id: LockId },
+    /// A zone is the owner's to work on, or the owner of a command on all zones goes on.
+    ZoneTurn { owner: RequestRef, turn: Option<(Arc<ZoneTurns>, u32)> },
     /// Flush a subsystem, then complete the shutdown of a controller.
     FlushForShutdown { ctrl: ControllerId, subsystem: SubsystemId },
     /// Open one more namespace.

@@ -26,6 +26,7 @@ mod raw_reserve;
 mod raw_rewrite;
 mod raw_shares;
 mod raw_transfer;
+mod raw_zoned;
 mod skipped;
 
 /// A `#[test]` per scenario, on one rig.
@@ -140,6 +141,18 @@ macro_rules! every_scenario {
                 ana_state_waits_for_deallocation_and_no_longer,
                 namespaces_move_between_ana_groups,
                 io_follows_the_ana_states_without_an_error,
+            }
+            raw_zoned {
+                zones_are_told_to_hosts_that_know_them,
+                writes_follow_the_write_pointer,
+                appends_from_many_sides_land_once_each,
+                zones_change_their_states_as_hosts_ask,
+                reports_are_cut_where_the_host_says,
+                write_pointers_are_right_after_failed_writes,
+                appends_of_ended_queues_leave_the_zone_to_others,
+                reservations_take_zone_commands_for_what_they_are,
+                resetting_a_thousand_zones_delays_nobody,
+                pairs_are_refused_where_there_are_zones,
             }
             raw_fused {
                 compare_and_write_writes_only_what_it_compared,

@@ -305,7 +305,7 @@ proptest! {
                 _ => drop(all.may_read(start + offset, blocks)),
             }
             let states: Vec<ZoneState> = (0..5).map(|zone| state(&all, zone)).collect();
-            let count = |wanted: &[ZoneState]| states.iter().filter(|state| wanted.contains(state)).count() as u32;
+            let count = |wanted: &[ZoneState]| states.iter().map(|state| u32::from(wanted.contains(state))).sum::<u32>();
             let open = count(&[ZoneState::ImplicitlyOpened, ZoneState::ExplicitlyOpened]);
             let active = open + count(&[ZoneState::Closed]);
             prop_assert_eq!(all.in_use(), (open, active));

@@ -40,6 +40,7 @@ use setup::Mode;
 use sqe::{Memory, Target};
 
 pub(super) use queue::RingQueue;
+pub(super) use request::io_error;
 pub(crate) use setup::kernel_discards;
 pub use setup::{RingError, RingOptions};
 

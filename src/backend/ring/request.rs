@@ -71,6 +71,7 @@ impl Request {
             IoOp::Read { .. } => (Way::Read, u64::from(data_len)),
             IoOp::Write { .. } => (Way::Write, u64::from(data_len)),
             IoOp::Flush => (Way::Sync, 0),
+            IoOp::Zone { .. } => return Err(Err(IoError::Unsupported)),
             IoOp::WriteZeroes { deallocate, len, .. } => (first_zero_way(deallocate, file), len),
             IoOp::Deallocate { len, .. } => match first_deallocate_way(file) {
                 Some(way) => (way, len),
@@ -184,7 +185,12 @@ impl Request {
             }
             (libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY, Way::Call(call)) => self.handle_refusal(call, file),
             _ => {
-                let error = io_error(errno, matches!(self.op, IoOp::Read { .. }));
+                let error = match errno {
+                    // The block layer's words for a zone that cannot be opened.
+                    libc::ETOOMANYREFS if file.kind() == Kind::Device => IoError::OpenZones,
+                    libc::EOVERFLOW if file.kind() == Kind::Device => IoError::ActiveZones,
+                    _ => io_error(errno, matches!(self.op, IoOp::Read { .. })),
+                };
                 if error != IoError::Cancelled && (self.way == Way::Sync || (self.way == Way::Write && fua(self.op))) {
                     file.sync_failed(error);
                 }
@@ -236,7 +242,8 @@ fn start(op: IoOp) -> u64 {
         IoOp::Read { offset }
         | IoOp::Write { offset, .. }
         | IoOp::WriteZeroes { offset, .. }
-        | IoOp::Deallocate { offset, .. } => offset,
+        | IoOp::Deallocate { offset, .. }
+        | IoOp::Zone { offset, .. } => offset,
         IoOp::Flush => 0,
     }
 }
@@ -246,7 +253,7 @@ fn fua(op: IoOp) -> bool {
 }
 
 /// What an error number means to a host. Not one-to-one: the block layer's many ways to say "the medium" become one.
-pub(super) fn io_error(errno: i32, read: bool) -> IoError {
+pub(in crate::backend) fn io_error(errno: i32, read: bool) -> IoError {
     match errno {
         libc::EIO | libc::EREMOTEIO | libc::ENODATA | libc::EILSEQ | libc::EUCLEAN if read => IoError::Read,
         libc::EIO | libc::EREMOTEIO | libc::ENODATA | libc::EILSEQ | libc::EUCLEAN => IoError::Write,

@@ -92,6 +92,11 @@ def _device(namespace) -> str:
     if namespace.kind == "memory":
         write(disk / "discard", 1)
     write(disk / "power", 1)
+    return null_path(disk)
+
+
+def null_path(disk: Path) -> str:
+    """The device of a folder in configfs."""
     named = Path(f"/dev/{disk.name}")  # newer kernels name it after the folder
     return str(named) if named.exists() else f"/dev/nullb{(disk / 'index').read_text().strip()}"
 

@@ -34,6 +34,8 @@ class Namespace:
     size: int = 256 * 2**20
     block_size: int = 512
     uuid: str | None = None
+    #: zones of memory: further keys of the configuration
+    zones: dict = field(default_factory=dict)
 
     def backing_file(self) -> Path:
         return Path(self.path)
@@ -277,6 +279,7 @@ def subsystem_toml(subsystem: Subsystem) -> str:
         if namespace.kind == "file":
             lines.append(f'size = "{namespace.size}"')
         lines.append(f"block_size = {namespace.block_size}")
+        lines += [f"{key} = {toml_value(value)}" for key, value in namespace.zones.items()]
         if namespace.uuid:
             lines.append(f'uuid = "{namespace.uuid}"')
     return "\n".join(lines) + "\n"

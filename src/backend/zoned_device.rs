@@ -1,0 +1,308 @@
+//! A zoned block device: data go through the ring, what is done to zones through ioctls, on a thread that may wait for them.
+//!
+//! Zones that hosts cannot be shown are refused: conventional ones, a smaller last one, write pointers that are no multiple of a
+//! block. (The kernel's target refuses the same.)
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use nvme::zns::{Geometry, Zone, ZoneAction, ZoneState, Zones};
+
+use super::ioctl::{self, ZoneReport};
+use super::open_file::OpenFile;
+use super::ring::io_error;
+use super::storage::Storage;
+use super::{
+    Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker, ZoneWork,
+    Zoned,
+};
+
+/// What the device's queue limits say of its zones.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Most open zones; 0 is no limit.
+    pub(super) max_open: u32,
+    /// Most active zones; 0 is no limit.
+    pub(super) max_active: u32,
+    /// Bytes of the smallest write.
+    pub(super) granularity: u32,
+}
+
+/// Why zones are refused, and what to do about it.
+type Refused = (String, &'static str);
+
+const OTHER_DEVICE: &str = "serve another device";
+
+/// Whether zones of this kind can be shown to hosts: those that can be written anywhere are for hosts that know it.
+pub(super) fn check_model(model: &str) -> Result<(), Refused> {
+    if model == "host-managed" {
+        Ok(())
+    } else {
+        Err((format!("has {model} zones, which namespaces have not"), OTHER_DEVICE))
+    }
+}
+
+/// The zones of a device, if hosts can be shown them.
+pub(super) fn read(file: &File, size: u64, model: &str, limits: Limits) -> Result<Zoned, Refused> {
+    check_model(model)?;
+    let failed =
+        |error: io::Error| (format!("does not report its zones: {error}"), "see whether the device works (dmesg)");
+    let zone_size = u64::from(ioctl::zone_sectors(file).map_err(failed)?) << SECTOR_SHIFT;
+    let block = limits.granularity;
+    if !matches!(block, 512 | 4096) {
+        return Err((format!("is written in units of {block} bytes, which no namespace has"), OTHER_DEVICE));
+    }
+    if zone_size == 0 || !size.is_multiple_of(zone_size) {
+        return Err((format!("has {size} bytes, which is no multiple of its zones of {zone_size}"), OTHER_DEVICE));
+    }
+    let reports = report(file, 0, size / zone_size).map_err(failed)?;
+    let zones = reports.iter().map(|report| zone_of(report, block)).collect::<Result<Vec<_>, _>>()?;
+    let Limits { max_open, max_active, .. } = limits;
+    let geometry = Geometry { zone_blocks: zone_size / u64::from(block), max_open, max_active };
+    let zones = Zones::new(geometry, zones).map_err(|error| (error.to_string(), OTHER_DEVICE))?;
+    if zones.blocks() != size / u64::from(block) {
+        return Err((format!("reports {} zones, which are not all of it", zones.count()), OTHER_DEVICE));
+    }
+    Ok(Zoned::new(zones, block))
+}
+
+/// Zones from one on, a piece at a time.
+fn report(file: &File, first_sector: u64, count: u64) -> io::Result<Vec<ZoneReport>> {
+    let mut all = Vec::new();
+    let mut sector = first_sector;
+    while (all.len() as u64) < count {
+        let want = (count - all.len() as u64).min(PIECE);
+        let piece = ioctl::report_zones(file, sector, want as u32)?;
+        let Some(last) = piece.last() else { break };
+        sector = last.start + last.len;
+        all.extend(piece);
+    }
+    Ok(all)
+}
+
+/// A zone in blocks.
+fn zone_of(report: &ZoneReport, block: u32) -> Result<Zone, Refused> {
+    if report.kind != SEQUENTIAL_WRITE_REQUIRED {
+        let reason = format!("has a zone that is not written in sequence, at sector {}", report.start);
+        return Err((reason, "serve a device, or a part of it, without conventional zones"));
+    }
+    let state = match report.condition {
+        0x1 => ZoneState::Empty,
+        0x2 => ZoneState::ImplicitlyOpened,
+        0x3 => ZoneState::ExplicitlyOpened,
+        0x4 => ZoneState::Closed,
+        0xd => ZoneState::ReadOnly,
+        0xe => ZoneState::Full,
+        0xf => ZoneState::Offline,
+        other => return Err((format!("has a zone in a state {other:#x} that is not known"), OTHER_DEVICE)),
+    };
+    let per_block = u64::from(block >> SECTOR_SHIFT);
+    let written = match state {
+        ZoneState::Empty => 0,
+        ZoneState::ImplicitlyOpened | ZoneState::ExplicitlyOpened | ZoneState::Closed => {
+            report.write_pointer.saturating_sub(report.start)
+        }
+        ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => report.capacity,
+    };
+    if !written.is_multiple_of(per_block) || !report.capacity.is_multiple_of(per_block) {
+        let reason =
+            format!("has a zone, at sector {}, that ends or was written at no multiple of {block} bytes", report.start);
+        return Err((reason, "reset the zone (blkzone reset)"));
+    }
+    Ok(Zone { state, capacity: report.capacity / per_block, written: written / per_block })
+}
+
+const SECTOR_SHIFT: u32 = 9;
+/// Zones that are asked for at once.
+const PIECE: u64 = 4096;
+const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(super) struct ZonedDevice {
+    storage: Storage,
+    zoned: Arc<Zoned>,
+    jobs: Sender<Job>,
+}
+
+impl ZonedDevice {
+    /// Takes over an open device. Its thread ends with it and its queues.
+    pub(super) fn new(storage: Storage, zoned: Zoned) -> Result<Self, BackendError> {
+        let zoned = Arc::new(zoned);
+        let (jobs, todo) = unbounded();
+        let table = Arc::clone(&zoned);
+        let spawned = thread::Builder::new().name("farside-zones".into()).spawn(move || work(&table, &todo));
+        spawned
+            .map_err(|error| BackendError::new(storage.info().name, error, "raise the limit of threads (ulimit -u)"))?;
+        Ok(Self { storage, zoned, jobs })
+    }
+}
+
+impl Backend for ZonedDevice {
+    fn info(&self) -> BackendInfo {
+        self.storage.info()
+    }
+
+    fn refresh(&self) -> Result<BackendInfo, BackendError> {
+        let before = self.info().size;
+        let info = self.storage.refresh()?;
+        if info.size != before {
+            let reason = format!("had {before} bytes and has {}: its zones are others", info.size);
+            return Err(BackendError::new(info.name, reason, "remove the namespace, and add it again"));
+        }
+        Ok(info)
+    }
+
+    fn keep(&self) {
+        self.storage.keep();
+    }
+
+    fn zoned(&self) -> Option<Arc<Zoned>> {
+        Some(Arc::clone(&self.zoned))
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Box<dyn IoQueue>, BackendError> {
+        let (answer, answers) = unbounded();
+        Ok(Box::new(ZonedQueue {
+            ring: self.storage.open_queue(context)?,
+            file: Arc::clone(self.storage.file()),
+            jobs: self.jobs.clone(),
+            answer,
+            answers,
+            waker: context.waker.clone(),
+        }))
+    }
+}
+
+struct ZonedQueue {
+    ring: Box<dyn IoQueue>,
+    file: Arc<OpenFile>,
+    jobs: Sender<Job>,
+    answer: Sender<IoDone>,
+    answers: Receiver<IoDone>,
+    waker: Waker,
+}
+
+/// What the thread is to do. It keeps the device open until that is done.
+#[derive(Debug)]
+struct Job {
+    file: Arc<OpenFile>,
+    token: u64,
+    offset: u64,
+    len: u64,
+    work: ZoneWork,
+    answer: Sender<IoDone>,
+    waker: Waker,
+}
+
+impl IoQueue for ZonedQueue {
+    fn submit(&mut self, io: Io) -> Submit {
+        let IoOp::Zone { offset, len, work } = io.op else { return self.ring.submit(io) };
+        let Self { file, jobs, answer, waker, .. } = self;
+        let (file, answer, waker) = (Arc::clone(file), answer.clone(), waker.clone());
+        match jobs.send(Job { file, token: io.token, offset, len, work, answer, waker }) {
+            Ok(()) => Submit::Pending,
+            Err(_) => Submit::Done(IoDone { token: io.token, result: Err(IoError::Gone), data: io.data }),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) {
+        done.extend(self.answers.try_iter());
+    }
+
+    /// What is done to zones takes as long as it takes.
+    fn cancel(&mut self, token: u64) {
+        self.ring.cancel(token);
+    }
+}
+
+fn work(zoned: &Zoned, todo: &Receiver<Job>) {
+    for Job { file, token, offset, len, work, answer, waker } in todo {
+        let result = match work {
+            ZoneWork::Act(action) => act(zoned, &file, offset, len, action),
+            ZoneWork::Look => look(zoned, file.file(), offset, len),
+        };
+        drop(file);
+        let _ = answer.send(IoDone { token, result, data: None });
+        waker.wake();
+    }
+}
+
+fn act(zoned: &Zoned, file: &OpenFile, offset: u64, len: u64, action: ZoneAction) -> Result<(), IoError> {
+    let (sector, sectors) = (offset >> SECTOR_SHIFT, len >> SECTOR_SHIFT);
+    if let Some(call) = call_of(action) {
+        if file.read_only() {
+            return Err(IoError::ReadOnly);
+        }
+        ioctl::change_zones(file.file(), call, sector, sectors).map_err(|error| error_of(&error))?;
+    }
+    zoned.zones().end_action(zoned.zone_at(offset), action, true);
+    // The device may have its own mind about the outcome: an open zone without data is empty when it is closed.
+    look(zoned, file.file(), offset, len)
+}
+
+/// A zone that a host gives up is given up here: block layers have no word for it.
+fn call_of(action: ZoneAction) -> Option<ioctl::ZoneCall> {
+    Some(match action {
+        ZoneAction::Open => ioctl::ZoneCall::Open,
+        ZoneAction::Close => ioctl::ZoneCall::Close,
+        ZoneAction::Finish => ioctl::ZoneCall::Finish,
+        ZoneAction::Reset => ioctl::ZoneCall::Reset,
+        ZoneAction::Offline => return None,
+    })
+}
+
+fn look(zoned: &Zoned, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
+    let (mark, zone_blocks) = {
+        let zones = zoned.zones();
+        (zones.mark(), zones.geometry().zone_blocks)
+    };
+    let zone_size = zone_blocks * u64::from(zoned.block_size());
+    let reports = report(file, offset >> SECTOR_SHIFT, len / zone_size).map_err(|error| error_of(&error))?;
+    let said = reports.iter().map(|report| zone_of(report, zoned.block_size()));
+    let said = said.collect::<Result<Vec<_>, _>>().map_err(|(reason, _)| {
+        tracing::warn!("a zoned device {reason}");
+        IoError::Read
+    })?;
+    zoned.zones().learn(mark, zoned.zone_at(offset), said);
+    Ok(())
+}
+
+fn error_of(error: &io::Error) -> IoError {
+    match error.raw_os_error() {
+        Some(libc::ETOOMANYREFS) => IoError::OpenZones,
+        Some(libc::EOVERFLOW) => IoError::ActiveZones,
+        Some(errno) => io_error(errno, false),
+        None => IoError::Write,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: ZoneReport =
+        ZoneReport { start: 1024, len: 512, write_pointer: 1032, kind: 2, condition: 4, capacity: 400 };
+
+    #[test]
+    fn zones_are_counted_in_blocks() {
+        let closed = Zone { state: ZoneState::Closed, capacity: 50, written: 1 };
+        assert_eq!(zone_of(&REPORT, 4096), Ok(closed));
+        assert_eq!(zone_of(&REPORT, 512), Ok(Zone { capacity: 400, written: 8, ..closed }));
+        let full = ZoneReport { condition: 0xe, write_pointer: u64::MAX, ..REPORT };
+        assert_eq!(zone_of(&full, 4096), Ok(Zone { state: ZoneState::Full, capacity: 50, written: 50 }));
+    }
+
+    #[test]
+    fn zones_that_hosts_cannot_be_shown_are_refused() {
+        let reason = |report: ZoneReport| zone_of(&report, 4096).unwrap_err().0;
+        assert!(reason(ZoneReport { kind: 1, ..REPORT }).contains("not written in sequence"));
+        assert!(reason(ZoneReport { kind: 3, ..REPORT }).contains("not written in sequence"));
+        assert!(reason(ZoneReport { condition: 0, ..REPORT }).contains("state 0x0"));
+        assert!(reason(ZoneReport { write_pointer: 1033, ..REPORT }).contains("no multiple of 4096"));
+        assert!(reason(ZoneReport { capacity: 401, ..REPORT }).contains("no multiple of 4096"));
+    }
+}
