@@ -2,6 +2,7 @@
 
 import re
 import struct
+import subprocess
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,12 @@ def null_disk(lab, name="farzones", **attributes) -> str:
     path = nvmet.null_path(folder)
     eventually(f"{path} is there", Path(path).exists)
     return path
+
+
+def content(path, offset: int, size: int) -> bytes:
+    """Bytes of a disk or file, past the page cache."""
+    dd = ["dd", f"if={path}", f"bs={size}", "count=1", f"skip={offset}", "iflag=direct,skip_bytes,fullblock", "status=none"]
+    return subprocess.run(dd, capture_output=True, check=True, timeout=60).stdout
 
 
 def make_zonefs(disk: str) -> None:
