@@ -207,8 +207,9 @@ def memory_is_cut_into_zones(lab):
         "memory-zones", filename=disk, zonemode="zbd", ioengine="libaio", rw="write", bs="64k", size=16 * MIB,
         io_size=12 * MIB, iodepth=8, verify="crc32c",
     ).moved_exactly(write=12 * MIB, read=12 * MIB)  # fmt: skip
-    told = lab.host("identify", target.address, "--nqn", NQN + "zoned").wait()["namespaces"][0]["zones"]
-    equal("zones that farside identify shows", told, {"zone_blocks": 512, "max_open": 4, "max_active": 6})
+    if lab.provider == "verbs":  # the software provider's host would need an address of its own there
+        told = lab.host("identify", target.address, "--nqn", NQN + "zoned").wait()["namespaces"][0]["zones"]
+        equal("zones that farside identify shows", told, {"zone_blocks": 512, "max_open": 4, "max_active": 6})
     finished(target)
 
 
