@@ -41,7 +41,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["device", "memory", "null", "config"])]
     size: Option<u64>,
     /// LBA size in bytes: 512 or 4096
-    #[arg(long, value_name = "N", conflicts_with = "config")]
+    #[arg(long, value_name = "N", value_parser = block_size, conflicts_with = "config")]
     block_size: Option<u32>,
     /// Name of the subsystem [default: made of this machine and what is served]
     #[arg(long, conflicts_with = "config")]
@@ -65,7 +65,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Serve metrics over HTTP on this address, for Prometheus
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     metrics: Option<SocketAddr>,
     /// For tests: lay bytes over Identify data, CNS:OFFSET:HEX
     #[arg(long, hide = true, value_parser = identify_override)]
@@ -76,6 +76,15 @@ pub(crate) struct Serve {
     /// For tests: a Flush hangs its reactor
     #[arg(long, hide = true)]
     test_hang_on_flush: bool,
+}
+
+/// A block size, as other sizes are written.
+fn block_size(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_size(text)?).map_err(|_| format!("{text} is too large; choose 512 or 4096"))
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write an address and a port, such as 127.0.0.1:9000 or [::1]:9000".into())
 }
 
 /// Bytes to lay over an Identify data structure.

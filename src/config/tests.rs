@@ -211,6 +211,22 @@ fn hosts_are_lenient_and_do_not_contradict() {
 }
 
 #[test]
+fn the_example_of_the_readme_is_valid_as_it_is_and_with_all_that_is_commented_out() {
+    let example = include_str!("../../README.md").split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let is_key = |line: &str| {
+        let word = line.split([' ', ']']).next().unwrap_or_default();
+        line.starts_with('[') || line.starts_with(&format!("{word} = "))
+    };
+    let commented = |line: &&str| line.strip_prefix("# ").is_some_and(is_key);
+    let whole: Vec<&str> =
+        example.lines().map(|line| if commented(&line) { line.trim_start_matches("# ") } else { line }).collect();
+    assert!(example.lines().filter(commented).count() > 20, "nothing is commented out any more");
+    Config::parse(example, "README.md").unwrap();
+    let config = Config::parse(&whole.join("\n"), "README.md").unwrap();
+    assert_eq!((config.subsystems[0].host_specs.len(), config.referrals.len(), config.listeners.len()), (1, 1, 1));
+}
+
+#[test]
 fn option_limits_hold_on_both_sides() {
     let sound = |line: &str| {
         let text = format!(

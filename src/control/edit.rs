@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::protocol::{Failure, Request};
-use crate::config::Config;
+use crate::config::{Config, ConfigError, Problem};
 
 /// The configuration after a request; `None` for requests that change none.
 pub(super) fn edited(config: &Config, request: &Request) -> Result<Option<Config>, Failure> {
@@ -102,7 +102,22 @@ pub(super) fn edited(config: &Config, request: &Request) -> Result<Option<Config
         }
         _ => return Ok(None),
     }
-    Ok(Some(Config::parse_running(&table.to_string(), "request")?))
+    let edited = Config::parse_running(&table.to_string(), &subject(request));
+    // Lines are of a text that nobody sees.
+    Ok(Some(edited.map_err(|ConfigError(problems)| {
+        Failure::from(problems.into_iter().map(|one| Problem { line: None, ..one }).collect::<Vec<_>>())
+    })?))
+}
+
+/// What a request is about.
+fn subject(request: &Request) -> String {
+    match request {
+        Request::AddSubsystem { .. } => "new subsystem".into(),
+        Request::AddNamespace { nqn, .. } => format!("new namespace of {nqn}"),
+        Request::AllowHost { nqn, host } => format!("host {host} of {nqn}"),
+        Request::AddListener { .. } => "new listener".into(),
+        _ => "configuration after that".into(),
+    }
 }
 
 /// An array of the table, made when it is not there.

@@ -134,12 +134,34 @@ fn refusal(reason: &u16, status: &Option<u16>) -> String {
     }
 }
 
+/// Of an answer that says Connect Invalid Parameters: whether the byte is one of the data, and which.
+fn field(result: u64) -> (u64, u64) {
+    ((result >> 16) & 1, result & 0xffff)
+}
+
+/// What to do about a command of a controller's start that failed.
+pub(super) fn setup_remedy(status: &Status, result: u64) -> &'static str {
+    match *status {
+        code if code.code() == Status::CONNECT_INVALID_PARAMETERS.code() => match field(result) {
+            (1, 256) => "name a subsystem that the target serves: farside discover",
+            (1, 512) => "name this host by a valid NQN",
+            (_, 42 | 44) => "ask for fewer or smaller queues",
+            _ => "connect again",
+        },
+        code if code.code() == Status::CONNECT_INVALID_HOST.code() => {
+            "have the target's operator allow this host's NQN"
+        }
+        code if code.code() == Status::CONNECT_CONTROLLER_BUSY.code() => "try again later",
+        _ => "",
+    }
+}
+
 /// Which field of a Connect command was wrong.
 fn location(status: &Status, result: &u64) -> String {
     if status.code() != Status::CONNECT_INVALID_PARAMETERS.code() {
         return String::new();
     }
-    let (offset, attribute) = (result & 0xffff, (result >> 16) & 1);
+    let (attribute, offset) = field(*result);
     let name = match (attribute, offset) {
         (0, 42) => "QID",
         (0, 44) => "SQSIZE",
@@ -167,6 +189,10 @@ mod tests {
         let kind = HostErrorKind::Status { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), result: 256 | 1 << 16 };
         let text = HostError::new("Connect", kind, "").to_string();
         assert!(text.ends_with("(subsystem NQN)"), "{text}");
+        let invalid = Status::CONNECT_INVALID_PARAMETERS.dnr();
+        assert!(setup_remedy(&invalid, 256 | 1 << 16).contains("discover"));
+        assert!(setup_remedy(&invalid, 44).contains("smaller") && setup_remedy(&invalid, 1 << 16).contains("again"));
+        assert!(setup_remedy(&Status::CONNECT_INVALID_HOST.dnr(), 0).contains("allow"));
         let nobody = HostError::refused("x", RejectReason::INVALID_SERVICE_ID, &[]).to_string();
         assert!(nobody.contains("nobody listens"), "{nobody}");
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use nvme::Completion;
 
-use super::error::{HostError, HostErrorKind};
+use super::error::{HostError, HostErrorKind, setup_remedy};
 use super::io::{Command, Done};
 use super::link::{ChannelId, ChannelOptions, Link, LinkEvent, RESPONSE, Slots};
 use super::options::HostOptions;
@@ -555,7 +555,8 @@ impl<P: Provider> Host<P> {
         if !completion.status.is_success() {
             let kind = HostErrorKind::Status { status: completion.status, result: completion.result };
             let what = format!("{} at {}: {:?}", self.subnqn, self.address, self.phase);
-            return self.lose(HostError::new(what, kind, ""));
+            let remedy = setup_remedy(&completion.status, completion.result);
+            return self.lose(HostError::new(what, kind, remedy));
         }
         let result = completion.result;
         match self.phase {
