@@ -209,30 +209,30 @@ impl<P: Provider> Reactor<P> {
             Home::Queue { queue } => RecvQueue::Qp(self.queues[queue as usize].qp),
             Home::Free => return false,
         };
-        post_receive(device, to, &mut self.memory, slot)
+        let tag = Tag { kind: TagKind::Receive, generation: self.memory.slots[slot as usize].generation, index: slot };
+        post_receive(device, to, &mut self.memory, tag)
     }
 }
 
-/// Posts the receive of a slot again that took a command of a queue that is live, or frees the slot when the queues that needed
-/// it are gone.
+/// Posts the receive again, of this tag and home, that took a command of a queue that is live; or frees its slot when the queues
+/// that needed it are gone.
 #[inline(always)]
-pub(super) fn repost<P: Provider>(device: &mut Device<P>, queue: &Queue, memory: &mut Memory, slot: SlotId) {
-    let to = match memory.slots[slot as usize].home {
+pub(super) fn repost<P: Provider>(device: &mut Device<P>, queue: &Queue, memory: &mut Memory, tag: Tag, home: Home) {
+    let to = match home {
         Home::Free => return,
-        Home::Shared { .. } if device.posted >= device.wanted => return memory.free_slot(slot),
+        Home::Shared { .. } if device.posted >= device.wanted => return memory.free_slot(tag.index),
         Home::Shared { .. } => RecvQueue::Shared,
         Home::Queue { .. } => RecvQueue::Qp(queue.qp),
     };
-    post_receive(device, to, memory, slot);
+    post_receive(device, to, memory, tag);
 }
 
 /// Posts a slot's receive. On failure the slot is free again: the queue pair is dying.
 #[inline(always)]
-fn post_receive<P: Provider>(device: &mut Device<P>, to: RecvQueue, memory: &mut Memory, slot: SlotId) -> bool {
-    let (sges, count) = memory.receive_sges(slot, device.mr.lkey);
-    let tag = Tag { kind: TagKind::Receive, generation: memory.slots[slot as usize].generation, index: slot };
+fn post_receive<P: Provider>(device: &mut Device<P>, to: RecvQueue, memory: &mut Memory, tag: Tag) -> bool {
+    let (sges, count) = memory.receive_sges(tag.index, device.mr.lkey);
     if device.endpoint.post_recv(to, tag.encode(), &sges[..count]).is_err() {
-        memory.free_slot(slot);
+        memory.free_slot(tag.index);
         return false;
     }
     if to == RecvQueue::Shared {

@@ -18,7 +18,6 @@ use super::memory::{Home, SlotId};
 use super::queue::{CloseReason, Life};
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, Request, RequestId, State, Subject, Tag};
-use super::straight::{Reached, Way};
 use crate::rdma::{Completion as WorkCompletion, Provider, WcStatus};
 
 /// Bytes of the Connect command's data.
@@ -27,65 +26,36 @@ const CONNECT_DATA: u32 = 1024;
 /// Where a capsule's in-capsule data are: the slot's page, and how many bytes of it arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capsule {
-    pub(super) slot: SlotId,
-    pub(super) arrived: u32,
+    slot: SlotId,
+    arrived: u32,
 }
 
 impl<P: Provider> Reactor<P> {
-    #[inline(always)]
-    pub(crate) fn on_receive(&mut self, at: usize, tag: Tag, completion: &WorkCompletion, now: Duration) {
+    /// A command arrived that does not take the straight way.
+    #[inline(never)]
+    pub(crate) fn on_receive(&mut self, device: usize, tag: Tag, completion: &WorkCompletion, now: Duration) {
         let slot = tag.index;
-        let Self { devices, queues, memory, requests, namespaces, shares, shared, .. } = self;
-        let (Some(Some(device)), Some(home)) = (devices.get_mut(at), memory.home(slot, tag.generation)) else {
+        let Some(home) = self.memory.home(slot, tag.generation) else {
             // Of a queue pair that is destroyed: the slot serves another already.
             return;
         };
-        if let Home::Shared { .. } = home {
+        if let (Home::Shared { .. }, Some(device)) = (home, self.devices[device].as_mut()) {
             device.posted = device.posted.saturating_sub(1);
         }
-        let queue_at = device.by_qp.get(completion.qp.0 as usize).and_then(|entry| entry.checked_sub(1));
-        let queue = queue_at.and_then(|at| queues.get_mut(at as usize));
-        let (Some(queue_at), Some(queue)) = (queue_at, queue) else { return self.recycle(at, slot) };
-        let regular = completion.status == WcStatus::Success
-            && completion.byte_len >= 64
-            && queue.life == Life::Live
-            && queue.outstanding < queue.sq_entries
-            && self.draining_since.is_none();
-        if !regular || requests.is_scarce() {
-            return self.on_odd_receive(at, queue_at, slot, completion, now);
-        }
-        queue.activity.touch(now);
-        // What arrived, not what the buffer holds, and no more than was offered.
-        let capsule = Capsule { slot, arrived: (completion.byte_len - 64).min(queue.in_capsule) };
-        if !self.timing {
-            let (limits, reactor) = (&shared.io_limits, self.index);
-            let way = Way { device, queue, at: queue_at, requests, memory, namespaces, shares, limits, reactor };
-            match way.go(capsule) {
-                Reached::End { returned } => return self.buffers_returned |= returned,
-                Reached::Backend { polled } => return self.polled_pending += u32::from(polled),
-                Reached::Answer { done, polled } => {
-                    self.polled_pending += u32::from(polled);
-                    return self.on_io_done(done, now);
-                }
-                Reached::DeadEnd => return self.close_queue(queue_at, CloseReason::ConnectionLost, now),
-                Reached::Start => {}
-            }
-        }
-        self.on_command(at, queue_at, capsule, now);
-    }
-
-    /// A receive that failed, or a command that its queue may not send now, or one that finds few requests left.
-    #[cold]
-    fn on_odd_receive(&mut self, device: usize, at: u32, slot: SlotId, completion: &WorkCompletion, now: Duration) {
+        let Some(at) = self.queue_of(device, completion.qp) else {
+            self.recycle(device, slot);
+            return;
+        };
         if completion.status != WcStatus::Success {
             self.memory.free_slot(slot);
             self.close_queue(at, CloseReason::WorkFailed("a receive", completion.status), now);
             return;
         }
+        let draining = self.draining_since.is_some();
         let queue = &self.queues[at as usize];
-        let arrived = completion.byte_len.saturating_sub(64).min(queue.in_capsule);
+        let in_capsule = queue.in_capsule;
         queue.activity.touch(now);
-        if queue.life != Life::Live || self.draining_since.is_some() {
+        if queue.life != Life::Live || draining {
             self.recycle(device, slot);
             return;
         }
@@ -99,37 +69,33 @@ impl<P: Provider> Reactor<P> {
             self.close_queue(at, CloseReason::Protocol("more commands than its submission queue has entries"), now);
             return;
         }
-        if self.requests.is_scarce() && self.close_hoarders(at, now) {
-            self.recycle(device, slot);
-            return;
-        }
-        self.on_command(device, at, Capsule { slot, arrived }, now);
-    }
-
-    /// A command takes the general way.
-    #[inline(never)]
-    fn on_command(&mut self, device: usize, at: u32, capsule: Capsule, now: Duration) {
-        let slot = capsule.slot;
-        let parsed = Command::parse(&self.memory.command(slot));
+        let sqe = self.memory.command(slot);
+        let parsed = Command::parse(&sqe);
         let cid = match &parsed {
             Ok(command) => command.cid,
             Err(bad) => bad.cid,
         };
-        let Some((id, request)) = self.requests.take(at, cid) else {
+        if self.requests.is_scarce() && self.close_hoarders(at, now) {
+            self.recycle(device, slot);
+            return;
+        }
+        let Some((id, _)) = self.requests.take(at, cid) else {
             self.recycle(device, slot);
             self.close_queue(at, CloseReason::Protocol("more commands under way than queues can hold"), now);
             return;
         };
-        if let Ok(command) = &parsed {
-            // Also a refused command's key is invalidated.
-            request.invalidate = command.sgl.invalidate();
-        }
         self.queues[at as usize].outstanding += 1;
         if self.timing {
             self.begin_timing(id, now);
         }
+        // What arrived, not what the buffer holds, and no more than was offered.
+        let capsule = Capsule { slot, arrived: (completion.byte_len - 64).min(in_capsule) };
         let begun = match parsed {
-            Ok(command) => self.begin(at, id, command, capsule, now),
+            Ok(command) => {
+                // Also a refused command's key is invalidated.
+                self.requests[id].invalidate = command.sgl.invalidate();
+                self.begin(at, id, command, capsule, now)
+            }
             Err(bad) => Err(bad.status),
         };
         // The host's slot is free once the response leaves; its receive stands before that.

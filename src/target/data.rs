@@ -18,7 +18,7 @@ use super::limits::Line;
 use super::memory::Memory;
 use super::queue::{CloseReason, Life, Queue};
 use super::reactor::{Device, Reactor};
-use super::request::{Direction, HostData, Job, MAX_DESCRIPTORS, Request, RequestId, State, Tag, TagKind};
+use super::request::{Direction, HostData, Job, Request, RequestId, State, Tag, TagKind};
 use super::share::{Of, Shares};
 use crate::mutation::{self, Mutation};
 use crate::rdma::{Access, Endpoint, PostError, Provider, QpId, SendOp, SendWr, Sge};
@@ -343,15 +343,15 @@ impl<P: Provider> Reactor<P> {
     }
 }
 
-/// Posts what answers a command that is `Responding`: its data for the host, if it has any and succeeded, and the response behind them. Whether buffers
-/// came back by it.
+/// Posts what answers a command that is `Responding`: its data for the host, if it has any and succeeded, and the response behind
+/// them. Whether buffers came back by it.
 #[inline(always)]
-pub(super) fn post_answer<P: Provider>(
+fn post_answer<P: Provider>(
     device: &mut Device<P>,
     queue: &mut Queue,
     id: RequestId,
     request: &mut Request,
-    list: &[KeyedSgl; MAX_DESCRIPTORS],
+    list: &[KeyedSgl],
     memory: &mut Memory,
     shares: &mut Shares,
 ) -> Result<bool, PostError> {
@@ -369,7 +369,7 @@ fn post_writes<E: Endpoint>(
     lkey: u32,
     id: RequestId,
     request: &Request,
-    list: &[KeyedSgl; MAX_DESCRIPTORS],
+    list: &[KeyedSgl],
 ) -> Result<(), PostError> {
     let Some(buffer) = &request.buffer else { return Ok(()) };
     let tag = Tag { kind: TagKind::Write, generation: request.generation, index: id }.encode();
@@ -399,7 +399,8 @@ pub(super) fn post_write<E: Endpoint>(
     endpoint.post_send(qp, &SendWr { tag, op, sge, signaled: false, solicited: false, inline: false })
 }
 
-/// Posts the response of a command that is `Responding`. Whether buffers came back by it: those without data on their way to the host.
+/// Posts the response of a command that is `Responding`. Whether buffers came back by it: those without data on their way to the
+/// host.
 #[inline(always)]
 pub(super) fn post_response<P: Provider>(
     device: &mut Device<P>,

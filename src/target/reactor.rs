@@ -5,7 +5,8 @@
 //! then one doorbell per queue pair and one ring submission.
 //!
 //! The path of a command through this module's siblings: `capsule` (receive to checked job), `data` (buffers, credits,
-//! RDMA), `execute` (the backend), `teardown` (the end of a queue). Each is a part of `impl Reactor`.
+//! RDMA), `execute` (the backend), `teardown` (the end of a queue); each is a part of `impl Reactor`. Plain Reads and Writes take
+//! a shorter one, `straight`.
 
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use super::share::Shares;
 use super::shared::{ControlMessage, Message, QueueKey, Shared};
 use super::shutdown::ShutdownFlush;
 use super::stall::StallWatch;
+use super::straight::Reached;
 use crate::backend::{IoDone, QueueContext, Ring, RingError, RingHandle, RingOptions, Waker};
 use crate::mem::{MemError, PoolStats};
 use crate::rdma::{
@@ -106,7 +108,7 @@ pub(crate) struct Reactor<P: Provider> {
     /// Histograms of latencies are on.
     pub(crate) timing: bool,
     next_event_check: Duration,
-    done: Vec<IoDone>,
+    pub(crate) done: Vec<IoDone>,
     ready: Vec<u32>,
     completions: Box<[Completion]>,
     context: QueueContext,
@@ -313,7 +315,11 @@ impl<P: Provider> Reactor<P> {
             return;
         };
         match tag.kind {
-            TagKind::Receive => self.on_receive(device, tag, completion, now),
+            TagKind::Receive => match self.straight(device, tag, completion, now) {
+                Reached::Start => self.on_receive(device, tag, completion, now),
+                Reached::End => {}
+                Reached::DeadEnd(queue) => self.close_queue(queue, CloseReason::ConnectionLost, now),
+            },
             TagKind::Drain => self.on_drained(tag, now),
             _ if completion.status != WcStatus::Success => self.on_work_failed(tag, completion.status, now),
             TagKind::Send => self.on_sent(tag, now),

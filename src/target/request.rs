@@ -268,8 +268,8 @@ impl Request {
     }
 
     /// The host's memory, piece by piece; `list` is the request's place in the table of lists.
-    #[inline]
-    pub(crate) fn descriptors<'a>(&'a self, list: &'a [KeyedSgl; MAX_DESCRIPTORS]) -> &'a [KeyedSgl] {
+    #[inline(always)]
+    pub(crate) fn descriptors<'a>(&'a self, list: &'a [KeyedSgl]) -> &'a [KeyedSgl] {
         match &self.host {
             HostData::One(keyed) => std::slice::from_ref(keyed),
             HostData::List(count) => list.get(..usize::from(*count)).unwrap_or_default(),

@@ -459,6 +459,29 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_command_overtakes_nobody_and_keeps_to_its_share() {
+        let mut world = World::new();
+        let hosts: Vec<Arc<Limiter>> = (0..2).map(|_| Arc::default()).collect();
+        let (one, other) = (world.shares.join(&hosts[0]), world.shares.join(&hosts[1]));
+        let World { shares, memory, .. } = &mut world;
+        let plain = |shares: &mut Shares, memory: &mut Memory, at| shares.take_one(at, MIB as u32, memory);
+        let taken: Vec<Buffer> = std::iter::from_fn(|| plain(shares, memory, one)).collect();
+        assert_eq!((taken.len(), shares.held()), (6, 6 * MIB), "four fifths of 8 MiB, and counted");
+        assert!(!shares.anybody_waited(), "nothing waits by it");
+        let theirs = plain(shares, memory, other);
+        assert!(theirs.is_some(), "the other host's share is its own");
+        // Somebody of the first host waits: nobody of it comes before.
+        let (waiting, got) = world.take(one, MIB);
+        assert!(!got);
+        let World { shares, memory, requests } = &mut world;
+        let last = taken.into_iter().map(|buffer| shares.give_one(one, buffer, memory)).count();
+        assert_eq!((last, shares.held()), (6, MIB), "all are back");
+        assert!(plain(shares, memory, one).is_none());
+        assert_eq!(shares.serve(Of::Data, requests, memory), Some(waiting));
+        assert!(plain(shares, memory, one).is_some());
+    }
+
+    #[test]
     fn who_leaves_the_line_holds_up_nobody() {
         let mut world = World::new();
         let host: Arc<Limiter> = Arc::default();

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
 
 fn core(row: &str, operations: u64, cpu: usize) -> Result<(), String> {
     let row = rows::find(row)?;
-    let plan = plan::Plan { end: End::Operations(operations), warmup: operations / 10, ..row.plan };
+    let plan = plan::Plan { end: End::Operations(operations), warmup: plan::warmup(operations), ..row.plan };
     let outcome = run::run(&plan, &Storage::Null, cpu, true)?;
     let ns = outcome.elapsed.as_nanos() as f64 / outcome.operations as f64;
     println!("{}", json!({ "row": row.name, "operations": outcome.operations, "ns": ns }));

@@ -56,6 +56,11 @@ pub(crate) struct Plan {
     pub(crate) latency: bool,
 }
 
+/// Operations that come before so many that are measured.
+pub(crate) fn warmup(operations: u64) -> u64 {
+    operations / 10
+}
+
 /// I/O queues of one host.
 pub(crate) const QUEUES_PER_HOST: usize = 128;
 
