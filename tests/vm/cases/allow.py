@@ -38,3 +38,5 @@ RECONNECT = (
     (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),
     (r"nvmet_rdma: ", "the kernel's target noticed"),
 )
+
+DISK_GOES = ((r"Dev nvme\d+n\d+: unable to read RDB block \d+", "the kernel still looked for partitions on a disk that went"),)

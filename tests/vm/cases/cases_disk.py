@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from cases.allow import RECONNECT
+from cases.allow import DISK_GOES, RECONNECT
 from cases.cases_faults import written
 from cases.registry import FARSIDE, case
 from guest import nvmecli, shell
@@ -167,7 +167,7 @@ def a_full_file_system_fails_the_writes_that_need_room_and_no_others(lab):
     true("the target runs", target.running)
 
 
-TARGET_GOES = (*DISK_ERRORS, (r"Dev nvme\d+n\d+: unable to read RDB block", "the kernel still looked for partitions"))
+TARGET_GOES = (*DISK_ERRORS, *DISK_GOES)
 
 
 @case(timeout=120, providers=FARSIDE, allow=TARGET_GOES)

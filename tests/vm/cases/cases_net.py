@@ -2,7 +2,7 @@
 
 import subprocess
 
-from cases.allow import RECONNECT, REFUSED, RESET
+from cases.allow import DISK_GOES, RECONNECT, REFUSED, RESET
 from cases.cases_faults import written
 from cases.registry import FARSIDE, case
 from guest import network, nvmecli, shell
@@ -86,7 +86,7 @@ def second_device(lab) -> str:
     return "192.168.80.1"
 
 
-@case(providers=("verbs",), timeout=240, allow=RECONNECT)
+@case(providers=("verbs",), timeout=240, allow=(*RECONNECT, *DISK_GOES))
 def a_device_that_is_deleted_under_fio_does_not_stop_the_other(lab):
     """Deleting rxe2 waits until every process has let go of it: the target must, and must go on serving rxe0."""
     other = second_device(lab)
