@@ -355,7 +355,9 @@ impl<P: Provider> Reactor<P> {
         let shared = Arc::clone(&self.shared);
         let mailbox = &shared.reactors[self.index as usize].mailbox;
         let mut worked = false;
-        while let Some(message) = mailbox.take() {
+        // Not what comes meanwhile: a message may have another one sent here, again and again.
+        for _ in 0..mailbox.len() {
+            let Some(message) = mailbox.take() else { break };
             worked = true;
             match message {
                 Message::Accept { incoming, request } => self.accept(incoming, request, now),
