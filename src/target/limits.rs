@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nvme::io::IoCommand;
+use nvme::zns::ZoneCommand;
 
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
@@ -138,7 +139,7 @@ impl Work {
             IoCommand::Read { blocks, .. } | IoCommand::Compare { blocks, .. } | IoCommand::Verify { blocks, .. } => {
                 (bytes(blocks), 0)
             }
-            IoCommand::Write { blocks, .. } => (0, bytes(blocks)),
+            IoCommand::Write { blocks, .. } | IoCommand::Zone(ZoneCommand::Append { blocks, .. }) => (0, bytes(blocks)),
             _ => (0, 0),
         };
         Self { commands: 1, read, written }
@@ -317,6 +318,19 @@ mod tests {
         let writes = Limits { write_bandwidth: rate, iops: 1000, ..Limits::default() };
         assert!(one(writes, read) >= 1000);
         assert_eq!(one(writes, write), 11);
+    }
+
+    #[test]
+    fn what_moves_data_counts_by_its_bytes() {
+        let work = |command| {
+            let Work { commands, read, written } = Work::of(&command, 12);
+            (commands, read, written)
+        };
+        assert_eq!(work(IoCommand::Write { slba: 0, blocks: 8, fua: false }), (1, 0, 32768));
+        let append = ZoneCommand::Append { zslba: 0, blocks: 8, fua: false };
+        assert_eq!(work(IoCommand::Zone(append)), (1, 0, 32768));
+        assert_eq!(work(IoCommand::Verify { slba: 0, blocks: 8 }), (1, 32768, 0));
+        assert_eq!(work(IoCommand::Flush), (1, 0, 0));
     }
 
     #[test]
