@@ -231,6 +231,10 @@ impl<P: Provider> Reactor<P> {
         };
         let namespace = &self.namespaces[at];
         let (view, epoch) = (&namespace.view, namespace.epoch);
+        // A host that chose the NVM command set alone is not shown any either.
+        if view.zone_shift.is_some() && !association.knows_zones {
+            return Err(nvme::io::no_namespace());
+        }
         let io = nvme::io::check(command, view, &self.shared.io_limits)
             .map_err(|status| namespace.gate.as_ref().map_or(status, |gate| gate.refusal(status)))?;
         if let Some(gate) = &namespace.gate {

@@ -385,7 +385,8 @@ impl<P: Provider> Reactor<P> {
                 let (ctrl, subsystem) = (connected.ctrl, connected.subsystem);
                 let sender = Sender { hostid: host_id, portid, host: connected.host };
                 queue.share = self.shares.join(&limiter);
-                queue.association = Some(Association { ctrl, subsystem, place, sender, limiter, fence });
+                let knows_zones = connected.all_command_sets;
+                queue.association = Some(Association { ctrl, subsystem, place, sender, knows_zones, limiter, fence });
                 if connected.authenticate && connected.qid != 0 {
                     queue.detour = Detour::Unauthenticated;
                 }

@@ -81,6 +81,8 @@ pub(crate) struct Association {
     pub(crate) place: u32,
     /// Who its commands come from, for gates.
     pub(crate) sender: Sender,
+    /// Its host chose all command sets: it can use zones.
+    pub(crate) knows_zones: bool,
     /// What its host may do.
     pub(crate) limiter: Arc<Limiter>,
     /// Writes of the same host's earlier life.

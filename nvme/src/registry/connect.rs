@@ -49,6 +49,9 @@ pub struct Connected {
     pub replaces: bool,
     /// The host has to authenticate before anything else is taken on this queue.
     pub authenticate: bool,
+    /// The host chose all command sets that there are (CC.CSS): zoned namespaces are there for it. Of I/O queues: there are none
+    /// before it chose, and they end before it can choose anew.
+    pub all_command_sets: bool,
     /// The answer to Connect.
     pub completion: Completion,
 }
@@ -134,7 +137,7 @@ impl Registry {
         } else {
             self.connect_io(&connect, &peer, now)?
         };
-        let Joined { ctrl, subsystem, cntlid, host, replaces } = joined;
+        let Joined { ctrl, subsystem, cntlid, host, replaces, all_command_sets } = joined;
         let authenticate = self.expect_authentication(ctrl, connect.qid, now);
         let authreq = if authenticate { CONNECT_AUTHENTICATION_REQUIRED } else { 0 };
         Ok(Connected {
@@ -147,6 +150,7 @@ impl Registry {
             host,
             replaces,
             authenticate,
+            all_command_sets,
             completion: Completion::with_result(command.cid, (u32::from(cntlid) | authreq).into()),
         })
     }
@@ -200,7 +204,8 @@ impl Registry {
             portid,
             kato: connect.kato,
         };
-        Ok(Joined { ctrl: self.insert(association, now), subsystem, cntlid, host, replaces })
+        let ctrl = self.insert(association, now);
+        Ok(Joined { ctrl, subsystem, cntlid, host, replaces, all_command_sets: false })
     }
 
     /// Whether a subsystem takes one more controller of this host; whether it ends earlier ones of the same for that.
@@ -361,6 +366,7 @@ impl Registry {
             cntlid: peer.cntlid,
             host: controller.association.host,
             replaces: controller.replaces,
+            all_command_sets: controller.properties.all_command_sets(),
         })
     }
 
@@ -407,6 +413,7 @@ struct Joined {
     cntlid: u16,
     host: u64,
     replaces: bool,
+    all_command_sets: bool,
 }
 
 /// Who connects to what.
