@@ -65,12 +65,7 @@ pub(super) fn open_storage(
         return Err(BackendError::new(&name, reason, "leave buffered out"));
     }
     let open = OpenFile::new(file, Kind::Device, read_only, direct, size);
-    if zoned.is_some() {
-        // Zeroes are written like any data, where the write pointer is.
-        for call in [RangeCall::Punch, RangeCall::Zero, RangeCall::Discard] {
-            open.refuse(call);
-        }
-    }
+    let open = if zoned.is_some() { open.with_zones() } else { open };
     let discards = !read_only && zoned.is_none() && find_discard(&open, &sysfs);
     let info = BackendInfo {
         size,

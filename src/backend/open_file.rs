@@ -30,6 +30,8 @@ pub(crate) struct OpenFile {
     file: File,
     kind: Kind,
     read_only: bool,
+    /// A device with zones: what some of its errors mean is about them.
+    zoned: bool,
     direct: Option<Direct>,
     size: AtomicU64,
     /// What turned out not to work; asked once, remembered for every queue.
@@ -53,7 +55,20 @@ impl OpenFile {
     /// Takes over an open descriptor.
     pub(crate) fn new(file: File, kind: Kind, read_only: bool, direct: Option<Direct>, size: u64) -> Self {
         let refused = [AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(kind == Kind::File)];
-        Self { file, kind, read_only, direct, size: AtomicU64::new(size), refused, lost: AtomicBool::new(false) }
+        let (size, lost) = (AtomicU64::new(size), AtomicBool::new(false));
+        Self { file, kind, read_only, zoned: false, direct, size, refused, lost }
+    }
+
+    /// It is a device with zones. Zeroes are written like any data then, where the write pointer is.
+    pub(crate) fn with_zones(mut self) -> Self {
+        [RangeCall::Punch, RangeCall::Zero, RangeCall::Discard].into_iter().for_each(|call| self.refuse(call));
+        self.zoned = true;
+        self
+    }
+
+    /// Whether it has zones.
+    pub(crate) fn zoned(&self) -> bool {
+        self.zoned
     }
 
     /// The descriptor.

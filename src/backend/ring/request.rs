@@ -187,8 +187,8 @@ impl Request {
             _ => {
                 let error = match errno {
                     // The block layer's words for a zone that cannot be opened.
-                    libc::ETOOMANYREFS if file.kind() == Kind::Device => IoError::OpenZones,
-                    libc::EOVERFLOW if file.kind() == Kind::Device => IoError::ActiveZones,
+                    libc::ETOOMANYREFS if file.zoned() => IoError::OpenZones,
+                    libc::EOVERFLOW if file.zoned() => IoError::ActiveZones,
                     _ => io_error(errno, matches!(self.op, IoOp::Read { .. })),
                 };
                 if error != IoError::Cancelled && (self.way == Way::Sync || (self.way == Way::Write && fua(self.op))) {

@@ -603,6 +603,21 @@ fn result_zero_is_success_and_short_ends_are_told_apart() {
 }
 
 #[test]
+fn limits_of_zones_are_told_by_devices_that_have_zones() {
+    let errors = |zoned: bool| {
+        let file = OpenFile::new(tempfile::tempfile().unwrap(), Kind::Device, false, None, SIZE);
+        let file = if zoned { file.with_zones() } else { file };
+        [libc::ETOOMANYREFS, libc::EOVERFLOW].map(|errno| {
+            let mut write = Request::new(IoOp::Write { offset: 0, fua: false }, 512, &file).unwrap();
+            write.handle(-errno, &file)
+        })
+    };
+    let failed = |error| Next::Done(Err(error));
+    assert_eq!(errors(true), [IoError::OpenZones, IoError::ActiveZones].map(failed));
+    assert_eq!(errors(false), [IoError::Other(libc::ETOOMANYREFS), IoError::OutOfRange].map(failed));
+}
+
+#[test]
 fn continued_direct_transfers_start_aligned() {
     let direct = Some(Direct { memory: 512, offset: 4096 });
     let file = OpenFile::new(tempfile::tempfile().unwrap(), Kind::File, false, direct, SIZE);
