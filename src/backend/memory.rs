@@ -149,16 +149,16 @@ impl MemoryQueue {
     fn work(&self, offset: u64, len: u64, work: ZoneWork) -> Result<(), IoError> {
         let zoned = self.zoned.as_ref().ok_or(IoError::Unsupported)?;
         let zone = zoned.zone_at(offset);
-        let mut zones = zoned.zones();
         match work {
             ZoneWork::Act(action) => {
                 if action == ZoneAction::Reset {
+                    // Giving memory back takes a while, in which others may look at the zones.
                     self.disk.zero(offset, len)?;
                 }
-                zones.end_action(zone, action, true);
+                zoned.zones().end_action(zone, action, true);
             }
             // What is written down there is all that there is to know.
-            ZoneWork::Look => zones.trust(zone),
+            ZoneWork::Look => zoned.zones().trust(zone),
         }
         Ok(())
     }
@@ -268,6 +268,28 @@ mod tests {
         disk.zero(1, 150_000).unwrap();
         let held: Vec<_> = disk.chunks.iter().map(|chunk| read(chunk).is_some()).collect();
         assert_eq!(held[..4], [true, false, true, true]);
+    }
+
+    #[test]
+    fn zones_can_be_looked_at_while_one_gives_its_memory_back() {
+        let zones = MemoryZones { zone_size: 1 << 20, zone_capacity: None, max_open: 0, max_active: 0 };
+        let memory = Memory::zoned(4 << 20, &zones, 4096).unwrap();
+        memory.disk.write(1 << 20, &[1; 65536]).unwrap();
+        let mut queue = MemoryQueue { disk: memory.disk.clone(), zoned: memory.zoned.clone() };
+        let zoned = memory.zoned.unwrap();
+        let looks = zoned.zones();
+        let op = IoOp::Zone { offset: 1 << 20, len: 1 << 20, work: ZoneWork::Act(ZoneAction::Reset) };
+        let reset = std::thread::spawn(move || {
+            let Submit::Done(done) = queue.submit(Io { token: 0, op, data: None }) else { panic!("at once") };
+            done.result
+        });
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while read(&memory.disk.chunks[16]).is_some() {
+            assert!(std::time::Instant::now() < end, "it waits for who looks");
+            std::thread::yield_now();
+        }
+        drop(looks);
+        assert_eq!(reset.join().unwrap(), Ok(()));
     }
 
     proptest! {
