@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{
-    Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker, Zoned,
+    Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker, ZoneWork,
+    Zoned,
 };
 
 /// What goes wrong by itself.
@@ -183,7 +184,8 @@ impl IoQueue for FaultyQueue {
     fn submit(&mut self, io: Io) -> Submit {
         if self.fails() {
             self.control.failed.fetch_add(1, Ordering::AcqRel);
-            let error = if matches!(io.op, IoOp::Read { .. }) { IoError::Read } else { IoError::Write };
+            let reads = matches!(io.op, IoOp::Read { .. } | IoOp::Zone { work: ZoneWork::Look, .. });
+            let error = if reads { IoError::Read } else { IoError::Write };
             return Submit::Done(IoDone { token: io.token, result: Err(error), data: io.data });
         }
         let delay = match self.plan.delay_polls {

@@ -28,6 +28,7 @@ mod spec;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod zone_worker;
 mod zoned;
 mod zoned_device;
 
@@ -139,7 +140,7 @@ pub enum IoOp {
 /// What is to be done to zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneWork {
-    /// Change the state of the one zone.
+    /// Change the state of the zones: of one, or of as many as [`Zoned::run`] says.
     Act(ZoneAction),
     /// Find out the state of the zones.
     Look,

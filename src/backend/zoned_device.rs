@@ -15,6 +15,7 @@ use super::ioctl::{self, ZoneReport};
 use super::open_file::OpenFile;
 use super::ring::io_error;
 use super::storage::Storage;
+use super::zone_worker::{self, Job, Jobs};
 use super::{
     Backend, BackendError, BackendInfo, Io, IoDone, IoError, IoOp, IoQueue, QueueContext, Submit, Waker, ZoneWork,
     Zoned,
@@ -66,7 +67,7 @@ pub(super) fn read(file: &File, size: u64, model: &str, limits: Limits) -> Resul
     if zones.blocks() != size / u64::from(block) {
         return Err((format!("reports {} zones, which are not all of it", zones.count()), OTHER_DEVICE));
     }
-    Ok(Zoned::new(zones, block))
+    Ok(Zoned::new(zones, block).in_runs_of(RUN))
 }
 
 /// Zones from one on, a piece at a time.
@@ -115,9 +116,23 @@ fn zone_of(report: &ZoneReport, block: u32) -> Result<Zone, Refused> {
     Ok(Zone { state, capacity: report.capacity / per_block, written: written / per_block })
 }
 
+/// A zone in blocks, once hosts use it, and what is to be said about it. One that somebody wrote a part of a block to takes no
+/// more until it is reset, and of one that makes no sense there is nothing to be known.
+fn zone_now(report: &ZoneReport, block: u32) -> (Option<Zone>, Option<String>) {
+    match zone_of(report, block) {
+        Ok(zone) => (Some(zone), None),
+        Err((reason, _)) => {
+            let full = matches!(report.condition, 0x2..=0x4).then_some(ZoneReport { condition: 0xe, ..*report });
+            (full.and_then(|report| zone_of(&report, block).ok()), Some(reason))
+        }
+    }
+}
+
 const SECTOR_SHIFT: u32 = 9;
 /// Zones that are asked for at once.
 const PIECE: u64 = 4096;
+/// Zones whose state is changed at once: others have their turn on the thread between.
+const RUN: u32 = 64;
 const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
 
 /// See the module's doc.
@@ -125,16 +140,17 @@ const SEQUENTIAL_WRITE_REQUIRED: u8 = 2;
 pub(super) struct ZonedDevice {
     storage: Storage,
     zoned: Arc<Zoned>,
-    jobs: Sender<Job>,
+    jobs: Jobs,
 }
 
 impl ZonedDevice {
     /// Takes over an open device. Its thread ends with it and its queues.
     pub(super) fn new(storage: Storage, zoned: Zoned) -> Result<Self, BackendError> {
         let zoned = Arc::new(zoned);
-        let (jobs, todo) = unbounded();
-        let table = Arc::clone(&zoned);
-        let spawned = thread::Builder::new().name("farside-zones".into()).spawn(move || work(&table, &todo));
+        let (jobs, todo) = zone_worker::jobs(zoned.zone_size(), PIECE);
+        let mut worker = Worker { zoned: Arc::clone(&zoned), complained: false };
+        let work = move || todo.work(|file, offset, len, work| worker.work(file, offset, len, work));
+        let spawned = thread::Builder::new().name("farside-zones".into()).spawn(work);
         spawned
             .map_err(|error| BackendError::new(storage.info().name, error, "raise the limit of threads (ulimit -u)"))?;
         Ok(Self { storage, zoned, jobs })
@@ -180,21 +196,9 @@ impl Backend for ZonedDevice {
 struct ZonedQueue {
     ring: Box<dyn IoQueue>,
     file: Arc<OpenFile>,
-    jobs: Sender<Job>,
+    jobs: Jobs,
     answer: Sender<IoDone>,
     answers: Receiver<IoDone>,
-    waker: Waker,
-}
-
-/// What the thread is to do. It keeps the device open until that is done.
-#[derive(Debug)]
-struct Job {
-    file: Arc<OpenFile>,
-    token: u64,
-    offset: u64,
-    len: u64,
-    work: ZoneWork,
-    answer: Sender<IoDone>,
     waker: Waker,
 }
 
@@ -203,9 +207,10 @@ impl IoQueue for ZonedQueue {
         let IoOp::Zone { offset, len, work } = io.op else { return self.ring.submit(io) };
         let Self { file, jobs, answer, waker, .. } = self;
         let (file, answer, waker) = (Arc::clone(file), answer.clone(), waker.clone());
-        match jobs.send(Job { file, token: io.token, offset, len, work, answer, waker }) {
-            Ok(()) => Submit::Pending,
-            Err(_) => Submit::Done(IoDone { token: io.token, result: Err(IoError::Gone), data: io.data }),
+        if jobs.send(Job { file, token: io.token, offset, len, work, answer, waker }) {
+            Submit::Pending
+        } else {
+            Submit::Done(IoDone { token: io.token, result: Err(IoError::Gone), data: io.data })
         }
     }
 
@@ -219,29 +224,51 @@ impl IoQueue for ZonedQueue {
     }
 }
 
-fn work(zoned: &Zoned, todo: &Receiver<Job>) {
-    for Job { file, token, offset, len, work, answer, waker } in todo {
-        let result = match work {
-            ZoneWork::Act(action) => act(zoned, &file, offset, len, action),
-            ZoneWork::Look => look(zoned, file.file(), offset, len),
-        };
-        drop(file);
-        let _ = answer.send(IoDone { token, result, data: None });
-        waker.wake();
-    }
+/// What the thread does.
+struct Worker {
+    zoned: Arc<Zoned>,
+    /// A zone that makes no sense was told of.
+    complained: bool,
 }
 
-fn act(zoned: &Zoned, file: &OpenFile, offset: u64, len: u64, action: ZoneAction) -> Result<(), IoError> {
-    let (sector, sectors) = (offset >> SECTOR_SHIFT, len >> SECTOR_SHIFT);
-    if let Some(call) = call_of(action) {
-        if file.read_only() {
-            return Err(IoError::ReadOnly);
+impl Worker {
+    fn work(&mut self, file: &OpenFile, offset: u64, len: u64, work: ZoneWork) -> Result<(), IoError> {
+        match work {
+            ZoneWork::Act(action) => self.act(file, offset, len, action),
+            ZoneWork::Look => self.look(file.file(), offset, len),
         }
-        ioctl::change_zones(file.file(), call, sector, sectors).map_err(|error| error_of(&error))?;
     }
-    zoned.zones().end_action(zoned.zone_at(offset), action, true);
-    // The device may have its own mind about the outcome: an open zone without data is empty when it is closed.
-    look(zoned, file.file(), offset, len)
+
+    fn act(&mut self, file: &OpenFile, offset: u64, len: u64, action: ZoneAction) -> Result<(), IoError> {
+        let (sector, sectors) = (offset >> SECTOR_SHIFT, len >> SECTOR_SHIFT);
+        if let Some(call) = call_of(action) {
+            if file.read_only() {
+                return Err(IoError::ReadOnly);
+            }
+            ioctl::change_zones(file.file(), call, sector, sectors).map_err(|error| error_of(&error, false))?;
+        }
+        let (first, behind) = (self.zoned.zone_at(offset), self.zoned.zone_at(offset + len));
+        {
+            let mut zones = self.zoned.zones();
+            (first..behind).for_each(|zone| zones.end_action(zone, action, true));
+        }
+        // The device may have its own mind about the outcome: an open zone without data is empty when it is closed.
+        self.look(file.file(), offset, len)
+    }
+
+    fn look(&mut self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
+        let (mark, count) = (self.zoned.zones().mark(), len / self.zoned.zone_size());
+        let reports = report(file, offset >> SECTOR_SHIFT, count).map_err(|error| error_of(&error, true))?;
+        let said = reports.iter().map(|report| {
+            let (zone, complaint) = zone_now(report, self.zoned.block_size());
+            if let Some(reason) = complaint.filter(|_| !std::mem::replace(&mut self.complained, true)) {
+                tracing::warn!("a zoned device {reason}; of more such zones nothing will be said");
+            }
+            zone
+        });
+        self.zoned.zones().learn(mark, self.zoned.zone_at(offset), said);
+        Ok(())
+    }
 }
 
 /// A zone that a host gives up is given up here: block layers have no word for it.
@@ -255,27 +282,12 @@ fn call_of(action: ZoneAction) -> Option<ioctl::ZoneCall> {
     })
 }
 
-fn look(zoned: &Zoned, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
-    let (mark, zone_blocks) = {
-        let zones = zoned.zones();
-        (zones.mark(), zones.geometry().zone_blocks)
-    };
-    let zone_size = zone_blocks * u64::from(zoned.block_size());
-    let reports = report(file, offset >> SECTOR_SHIFT, len / zone_size).map_err(|error| error_of(&error))?;
-    let said = reports.iter().map(|report| zone_of(report, zoned.block_size()));
-    let said = said.collect::<Result<Vec<_>, _>>().map_err(|(reason, _)| {
-        tracing::warn!("a zoned device {reason}");
-        IoError::Read
-    })?;
-    zoned.zones().learn(mark, zoned.zone_at(offset), said);
-    Ok(())
-}
-
-fn error_of(error: &io::Error) -> IoError {
+fn error_of(error: &io::Error, read: bool) -> IoError {
     match error.raw_os_error() {
         Some(libc::ETOOMANYREFS) => IoError::OpenZones,
         Some(libc::EOVERFLOW) => IoError::ActiveZones,
-        Some(errno) => io_error(errno, false),
+        Some(errno) => io_error(errno, read),
+        None if read => IoError::Read,
         None => IoError::Write,
     }
 }
@@ -304,5 +316,24 @@ mod tests {
         assert!(reason(ZoneReport { condition: 0, ..REPORT }).contains("state 0x0"));
         assert!(reason(ZoneReport { write_pointer: 1033, ..REPORT }).contains("no multiple of 4096"));
         assert!(reason(ZoneReport { capacity: 401, ..REPORT }).contains("no multiple of 4096"));
+    }
+
+    #[test]
+    fn zones_in_use_are_never_a_reason_to_know_nothing_of_others() {
+        let full = Zone { state: ZoneState::Full, capacity: 50, written: 50 };
+        let now = |report: ZoneReport| {
+            let (zone, complaint) = zone_now(&report, 4096);
+            (zone, complaint.is_some())
+        };
+        assert_eq!(now(ZoneReport { write_pointer: 1033, ..REPORT }), (Some(full), true), "until it is reset");
+        assert_eq!(now(ZoneReport { capacity: 401, ..REPORT }), (None, true));
+        assert_eq!(now(ZoneReport { condition: 0, ..REPORT }), (None, true));
+        assert_eq!(now(REPORT), (zone_of(&REPORT, 4096).ok(), false));
+    }
+
+    #[test]
+    fn reports_that_fail_are_reads_that_fail() {
+        let error = io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!((error_of(&error, true), error_of(&error, false)), (IoError::Read, IoError::Write));
     }
 }

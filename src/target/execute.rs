@@ -211,6 +211,11 @@ impl<P: Provider> Reactor<P> {
             self.release_orphan(id, now);
             return;
         }
+        let on_zones = request.extra.as_ref().is_some_and(|extra| extra.zone.is_some());
+        if on_zones && self.storage_answered(id, namespace, result.map_err(status_of), now) {
+            return;
+        }
+        let request = &self.requests[id];
         if has_several_operations(&command)
             && result.is_ok()
             && request.abort.is_none()
@@ -236,10 +241,10 @@ impl<P: Provider> Reactor<P> {
         if !self.awaited.is_empty() || !self.aborts.is_empty() {
             self.ended(id, Some(status));
         }
-        if let Some(extra) = &self.requests[id].extra {
-            if extra.zone.is_some() {
-                return self.end_on_zones(id, namespace, status, now);
-            }
+        if on_zones {
+            return self.end_on_zones(id, result.is_ok(), status, now);
+        }
+        if self.requests[id].extra.is_some() {
             return self.finish_special(id, namespace, status, now);
         }
         if !status.is_success() {

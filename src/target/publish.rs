@@ -311,7 +311,7 @@ impl<P: Provider> Reactor<P> {
         let Some(extra) = self.requests[id].extra.take() else { return };
         let Extra { lock, partner, zone, .. } = *extra;
         if let Some(on) = zone {
-            self.leave_zones(&on);
+            self.leave_zones(id, &on);
         }
         if let Some(lock) = lock {
             self.shared.release_lock(lock);

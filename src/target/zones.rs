@@ -39,6 +39,10 @@ impl ZoneTurns {
         self.zoned.zones()
     }
 
+    pub(crate) fn zoned(&self) -> &Zoned {
+        &self.zoned
+    }
+
     /// Asks for a zone: whether it is free. If not, the asker stands in line.
     fn take(&self, zone: u32, asker: RequestRef) -> bool {
         match self.turns().entry(zone) {
@@ -53,6 +57,13 @@ impl ZoneTurns {
         }
     }
 
+    /// Who stands in line stands there no more.
+    fn leave_line(&self, zone: u32, asker: RequestRef) {
+        if let Some(line) = self.turns().get_mut(&zone) {
+            line.retain(|other| *other != asker);
+        }
+    }
+
     /// Gives a zone up: whose turn it is now.
     fn give(&self, zone: u32) -> Option<RequestRef> {
         let mut turns = self.turns();
@@ -61,6 +72,19 @@ impl ZoneTurns {
             turns.remove(&zone);
         }
         next
+    }
+
+    /// For an action on all zones: begins it on those from `first` on that lie side by side, are meant, known and free, as many as
+    /// the storage takes beside one before them. How many these are.
+    fn begin_run(&self, action: ZoneAction, first: u32) -> u32 {
+        let end = first.saturating_add(self.zoned.run() - 1);
+        let (mut turns, mut zones) = (self.turns(), self.zones());
+        let mut begins = |zone: &u32| {
+            let free = !turns.contains_key(zone) && zones.is_meant(action, *zone);
+            let begun = free && zones.begin_action(*zone, action) == Ok(true);
+            begun && turns.insert(*zone, VecDeque::new()).is_none()
+        };
+        u32::try_from((first..end).take_while(|zone| begins(zone)).count()).unwrap_or(0)
     }
 
     fn turns(&self) -> MutexGuard<'_, HashMap<u32, VecDeque<RequestRef>>> {
@@ -74,6 +98,8 @@ pub(crate) struct OnZone {
     turns: Arc<ZoneTurns>,
     /// The zone that it works on, or that comes next.
     zone: u32,
+    /// So many from there, of an action on all zones.
+    count: u32,
     turn: Turn,
     /// First block that it writes.
     lba: u64,
@@ -87,7 +113,7 @@ enum Turn {
     None,
     /// It stands in line.
     Awaited,
-    /// The zone is its own.
+    /// The zone is its own; of several, all are.
     Held,
 }
 
@@ -145,7 +171,7 @@ impl<P: Provider> Reactor<P> {
         now: Duration,
     ) -> Result<Step, Status> {
         let zone = turns.zones().zone_of(slba);
-        if !self.has_zone(id, at, turns, zone, now) {
+        if !self.has_zone(id, at, turns, zone, true, now) {
             return Ok(Step::Waits);
         }
         let lba = turns.zones().begin_write(zone, place, blocks)?;
@@ -167,12 +193,18 @@ impl<P: Provider> Reactor<P> {
             None => self.next_of_all(id, turns, action)?,
         };
         let Some(zone) = zone else { return Ok(Step::Done) };
-        if !self.has_zone(id, at, turns, zone, now) {
+        // What is in a zone that is reset need not be known; and a reset helps where it cannot be.
+        let asks = action != ZoneAction::Reset;
+        if !self.has_zone(id, at, turns, zone, asks, now) {
             return Ok(Step::Waits);
         }
         let begun = turns.zones().begin_action(zone, action);
         match begun {
-            Ok(true) => Ok(Step::Run),
+            Ok(true) if zslba.is_some() => Ok(Step::Run),
+            Ok(true) => {
+                self.on_zone(id, turns, zone).count = 1 + turns.begin_run(action, zone + 1);
+                Ok(Step::Run)
+            }
             Ok(false) if zslba.is_some() => Ok(Step::Done),
             // Of all zones those are meant that are in a state for it.
             Err(status) if zslba.is_some() || status.code() == Status::TOO_MANY_OPEN_ZONES.code() => Err(status),
@@ -197,8 +229,16 @@ impl<P: Provider> Reactor<P> {
         Ok(zones.next_for(action, from.unwrap_or(0)))
     }
 
-    /// Whether the zone is the command's own, and its state is known. If not, the command waits for that.
-    fn has_zone(&mut self, id: RequestId, at: u32, turns: &Arc<ZoneTurns>, zone: u32, now: Duration) -> bool {
+    /// Whether the zone is the command's own, and, where the command asks for that, its state is known. If not, the command waits.
+    fn has_zone(
+        &mut self,
+        id: RequestId,
+        at: u32,
+        turns: &Arc<ZoneTurns>,
+        zone: u32,
+        asks: bool,
+        now: Duration,
+    ) -> bool {
         let me = self.reference(id);
         let on = self.on_zone(id, turns, zone);
         if on.turn == Turn::None {
@@ -209,7 +249,7 @@ impl<P: Provider> Reactor<P> {
             self.requests[id].state = State::Locked;
             return false;
         }
-        let unknown = turns.zones().is_unknown(zone);
+        let unknown = asks && turns.zones().is_unknown(zone);
         if unknown {
             self.ask_storage(id, at, zone, now);
         }
@@ -217,7 +257,7 @@ impl<P: Provider> Reactor<P> {
     }
 
     fn on_zone(&mut self, id: RequestId, turns: &Arc<ZoneTurns>, zone: u32) -> &mut OnZone {
-        let fresh = || OnZone { turns: Arc::clone(turns), zone, turn: Turn::None, lba: 0, asks_for: None };
+        let fresh = || OnZone { turns: Arc::clone(turns), zone, count: 1, turn: Turn::None, lba: 0, asks_for: None };
         self.requests[id].extra_mut().zone.get_or_insert_with(fresh)
     }
 
@@ -244,7 +284,7 @@ impl<P: Provider> Reactor<P> {
         let shift = self.namespaces[at].view.block_shift;
         Some(match command {
             ZoneCommand::Append { blocks, fua, .. } => (IoOp::Write { offset: on.lba << shift, fua }, blocks << shift),
-            ZoneCommand::Send { action, .. } => (self.zone_op(at, on.zone, 1, ZoneWork::Act(action)), 0),
+            ZoneCommand::Send { action, .. } => (self.zone_op(at, on.zone, on.count.into(), ZoneWork::Act(action)), 0),
             ZoneCommand::Receive { len, filter, partial, .. } => {
                 let left = u64::from(on.turns.zones().count() - on.zone);
                 // What does not fit is not even counted then.
@@ -254,29 +294,52 @@ impl<P: Provider> Reactor<P> {
         })
     }
 
-    /// The backend is done with a command, or a part of a command, on zones.
-    pub(crate) fn end_on_zones(&mut self, id: RequestId, at: u32, mut status: Status, now: Duration) {
+    /// Whether what the backend is done with was the question how a zone is, and not the command that waited for the answer.
+    pub(crate) fn storage_answered(
+        &mut self,
+        id: RequestId,
+        at: u32,
+        outcome: Result<(), Status>,
+        now: Duration,
+    ) -> bool {
+        let request = &mut self.requests[id];
+        let (cid, abort) = (request.cid, request.abort);
+        let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) else { return false };
+        let Some(command) = on.asks_for.take() else { return false };
+        match outcome {
+            Ok(()) => on.turns.zones().trust(on.zone),
+            Err(_) => self.namespaces[at].counters[self.index as usize].count(&command, 0, false),
+        }
+        let request = &mut self.requests[id];
+        request.job = Job::Io { namespace: at, command };
+        let failed = abort.or_else(|| outcome.err()).map(|status| status_for(&command, status));
+        // Who waits for what is in progress now need not wait for what is looked at anew.
+        self.ended(id, failed);
+        match failed {
+            None => self.execute(id, now),
+            Some(status) => {
+                let status = self.record_failure(id, status, now);
+                self.finish(id, Completion::failed(cid, status), now);
+            }
+        }
+        true
+    }
+
+    /// The backend is done with a command, or a part of a command, on zones; whether it did it.
+    pub(crate) fn end_on_zones(&mut self, id: RequestId, success: bool, mut status: Status, now: Duration) {
         let request = &mut self.requests[id];
         let (cid, generation) = (request.cid, request.generation);
         let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) else { return };
-        if let Some(command) = on.asks_for.take() {
-            request.job = Job::Io { namespace: at, command };
-            if status.is_success() {
-                on.turns.zones().trust(on.zone);
-                return self.execute(id, now);
-            }
-            let status = self.record_failure(id, status, now);
-            return self.finish(id, Completion::failed(cid, status), now);
-        }
         let Job::Io { command, .. } = request.job else { return };
-        let (lba, zone) = (on.lba, on.zone);
-        on.settle(&command, status.is_success());
+        let (lba, behind) = (on.lba, on.zone.saturating_add(on.count));
+        on.settle(&command, success);
+        status = status_for(&command, status);
         let mut result = 0;
         match command {
             IoCommand::Zone(ZoneCommand::Append { .. }) if status.is_success() => result = lba,
             IoCommand::Zone(ZoneCommand::Send { zslba: None, .. }) if status.is_success() => {
                 debug_assert_eq!(generation, self.requests[id].generation, "it is not over");
-                return self.go_on_with(id, zone + 1);
+                return self.go_on_with(id, behind);
             }
             IoCommand::Zone(ZoneCommand::Receive { slba, len, filter, partial }) if status.is_success() => {
                 let turns = Arc::clone(&on.turns);
@@ -312,17 +375,19 @@ impl<P: Provider> Reactor<P> {
         request.state = State::Locked;
         if let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) {
             let turns = Arc::clone(&on.turns);
-            let given = std::mem::replace(&mut on.zone, zone);
-            on.turn = Turn::None;
-            self.hand_on(&turns, given);
+            let given = on.zone..on.zone + on.count;
+            (on.zone, on.count, on.turn) = (zone, 1, Turn::None);
+            given.for_each(|zone| self.hand_on(&turns, zone));
         }
         self.shared.reactors[self.index as usize].mailbox.send(Message::ZoneTurn { owner, turn: None });
     }
 
     /// A command on zones is over.
-    pub(crate) fn leave_zones(&self, on: &OnZone) {
-        if on.turn == Turn::Held {
-            self.hand_on(&on.turns, on.zone);
+    pub(crate) fn leave_zones(&self, id: RequestId, on: &OnZone) {
+        match on.turn {
+            Turn::None => {}
+            Turn::Awaited => on.turns.leave_line(on.zone, self.reference(id)),
+            Turn::Held => (on.zone..on.zone + on.count).for_each(|zone| self.hand_on(&on.turns, zone)),
         }
     }
 
@@ -358,8 +423,84 @@ impl OnZone {
             | IoCommand::WriteZeroes { blocks, .. }
             | IoCommand::Zone(ZoneCommand::Append { blocks, .. }) => zones.end_write(self.zone, blocks, success),
             // The backend told them of success itself.
-            IoCommand::Zone(ZoneCommand::Send { action, .. }) if !success => zones.end_action(self.zone, action, false),
+            IoCommand::Zone(ZoneCommand::Send { action, .. }) if !success => {
+                (self.zone..self.zone + self.count).for_each(|zone| zones.end_action(zone, action, false));
+            }
             _ => {}
         }
+    }
+}
+
+/// A failure in the words of the command that it came to.
+fn status_for(command: &IoCommand, status: Status) -> Status {
+    let is = |other: Status| status.code() == other.code();
+    match command {
+        // The storage cannot do that to zones, and says so of no other command.
+        IoCommand::Zone(ZoneCommand::Send { .. }) if is(Status::INVALID_OPCODE) => Status::INVALID_FIELD.dnr(),
+        // It was asked where the write pointer is.
+        _ if command.changes_media() && is(Status::UNRECOVERED_READ_ERROR) => Status::WRITE_FAULT,
+        _ => status,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme::zns::{Geometry, Zone, ZoneState};
+
+    /// Zones in these states, in runs of three.
+    fn zones_in(states: &[ZoneState]) -> ZoneTurns {
+        let geometry = Geometry { zone_blocks: 64, max_open: 0, max_active: 0 };
+        let zone = |state: &ZoneState| Zone { state: *state, capacity: 64, written: 1 };
+        let zones = Zones::new(geometry, states.iter().map(zone)).unwrap();
+        ZoneTurns::new(Arc::new(Zoned::new(zones, 512).in_runs_of(3)))
+    }
+
+    fn asker(request: u32) -> RequestRef {
+        RequestRef { reactor: 0, request, generation: 0 }
+    }
+
+    #[test]
+    fn who_gave_up_waiting_stands_in_no_line() {
+        let turns = zones_in(&[ZoneState::Closed]);
+        assert!(turns.take(0, asker(1)));
+        assert!((2..1000).all(|request| !turns.take(0, asker(request))));
+        (2..1000).filter(|request| *request != 500).for_each(|request| turns.leave_line(0, asker(request)));
+        assert_eq!(turns.turns().get(&0).map(VecDeque::len), Some(1));
+        assert_eq!((turns.give(0), turns.give(0)), (Some(asker(500)), None));
+        assert!(turns.turns().is_empty());
+    }
+
+    #[test]
+    fn a_run_ends_where_a_zone_is_not_meant_or_not_free() {
+        use ZoneState::{Closed, Empty, Full};
+        let run = |turns: &ZoneTurns| turns.begin_run(ZoneAction::Reset, 1);
+        let all = zones_in(&[Closed, Full, Closed, Full, Full]);
+        assert_eq!(run(&all), 2, "three with the first");
+        assert_eq!([1, 2, 3].map(|zone| all.take(zone, asker(1))), [false, false, true]);
+        assert_eq!(run(&zones_in(&[Closed, Empty, Closed])), 0);
+        assert_eq!(run(&zones_in(&[Closed])), 0, "the last");
+        let taken = zones_in(&[Closed, Closed, Closed]);
+        assert!(taken.take(2, asker(1)));
+        assert_eq!(run(&taken), 1);
+        assert!(!taken.take(2, asker(2)), "it is still the other's");
+        let unknown = zones_in(&[Closed, Closed, Closed]);
+        unknown.zones().begin_write(2, None, 1).unwrap();
+        unknown.zones().end_write(2, 1, false);
+        assert_eq!(unknown.begin_run(ZoneAction::Finish, 1), 1, "it would have to be asked about");
+    }
+
+    #[test]
+    fn failures_are_told_in_the_words_of_the_command() {
+        let told = |command: IoCommand, status: Status| status_for(&command, status).code();
+        let send = IoCommand::Zone(ZoneCommand::Send { action: ZoneAction::Open, zslba: Some(0) });
+        assert_eq!(told(send, Status::INVALID_OPCODE.dnr()), Status::INVALID_FIELD.code());
+        assert_eq!(told(send, Status::UNRECOVERED_READ_ERROR), Status::WRITE_FAULT.code());
+        let append = IoCommand::Zone(ZoneCommand::Append { zslba: 0, blocks: 1, fua: false });
+        assert_eq!(told(append, Status::UNRECOVERED_READ_ERROR), Status::WRITE_FAULT.code());
+        let receive =
+            IoCommand::Zone(ZoneCommand::Receive { slba: 0, len: 64, filter: ZoneFilter::All, partial: true });
+        assert_eq!(told(receive, Status::UNRECOVERED_READ_ERROR), Status::UNRECOVERED_READ_ERROR.code());
+        assert_eq!(told(IoCommand::Flush, Status::INVALID_OPCODE), Status::INVALID_OPCODE.code());
     }
 }

@@ -26,6 +26,7 @@ mod raw_reserve;
 mod raw_rewrite;
 mod raw_shares;
 mod raw_transfer;
+mod raw_zone_runs;
 mod raw_zoned;
 mod skipped;
 
@@ -151,8 +152,14 @@ macro_rules! every_scenario {
                 write_pointers_are_right_after_failed_writes,
                 appends_of_ended_queues_leave_the_zone_to_others,
                 reservations_take_zone_commands_for_what_they_are,
+                aborted_while_the_storage_is_asked_is_not_run,
                 resetting_a_thousand_zones_delays_nobody,
                 pairs_are_refused_where_there_are_zones,
+            }
+            raw_zone_runs {
+                all_zones_are_changed_side_by_side,
+                runs_that_fail_leave_every_zone_usable,
+                commands_are_answered_in_the_middle_of_an_action_on_all_zones,
             }
             raw_fused {
                 compare_and_write_writes_only_what_it_compared,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farside::backend::{FaultControl, FaultPlan, Faulty, Memory, MemoryZones};
+use farside::backend::{Backend, FaultControl, FaultPlan, Faulty, Memory, MemoryZones};
 use farside::host::raw::{RawQueueId, RawResponse};
 use farside::host::wire::{self, Sqe};
 use farside::host::zones::{self, ZoneDescriptor};
@@ -16,27 +16,27 @@ use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small};
 
 const ZONED_NQN: &str = "nqn.2026-11.io.farside:zoned";
 /// Zones of 1 MiB, 768 KiB of which can be written.
-const ZONE: u64 = (1 << 20) / BLOCK as u64;
-const CAPACITY: u64 = (768 << 10) / BLOCK as u64;
-const ZONES: u64 = 32;
+pub(crate) const ZONE: u64 = (1 << 20) / BLOCK as u64;
+pub(crate) const CAPACITY: u64 = (768 << 10) / BLOCK as u64;
+pub(crate) const ZONES: u64 = 32;
 const MAX_OPEN: u32 = 4;
 const MAX_ACTIVE: u32 = 6;
 
 const EMPTY: u8 = 1;
-const IMPLICITLY_OPENED: u8 = 2;
+pub(crate) const IMPLICITLY_OPENED: u8 = 2;
 const EXPLICITLY_OPENED: u8 = 3;
 const CLOSED: u8 = 4;
 const FULL: u8 = 0xe;
 
-const CLOSE: u8 = 1;
+pub(crate) const CLOSE: u8 = 1;
 const FINISH: u8 = 2;
-const OPEN: u8 = 3;
-const RESET: u8 = 4;
+pub(crate) const OPEN: u8 = 3;
+pub(crate) const RESET: u8 = 4;
 
 /// A target with one zoned namespace beside the others, behind faults.
-struct Zoned<R: Rig> {
-    setup: Setup<R>,
-    faults: FaultControl,
+pub(crate) struct Zoned<R: Rig> {
+    pub(crate) setup: Setup<R>,
+    pub(crate) faults: FaultControl,
 }
 
 impl<R: Rig> Zoned<R> {
@@ -45,19 +45,22 @@ impl<R: Rig> Zoned<R> {
     }
 
     fn of(count: u64, max_open: u32, max_active: u32) -> Self {
-        let rig = R::new();
-        let provider = rig.target();
         let zones =
             MemoryZones { zone_size: 1 << 20, zone_capacity: Some(CAPACITY * BLOCK as u64), max_open, max_active };
-        let memory = Memory::zoned(count << 20, &zones, BLOCK as u32).expect("zones");
-        let faulty = Faulty::new(Arc::new(memory), FaultPlan::default());
+        Self::on(Arc::new(Memory::zoned(count << 20, &zones, BLOCK as u32).expect("zones")))
+    }
+
+    pub(crate) fn on(backend: Arc<dyn Backend>) -> Self {
+        let rig = R::new();
+        let provider = rig.target();
+        let faulty = Faulty::new(backend, FaultPlan::default());
         let faults = faulty.control();
         let zoned = SubsystemSpec::new(ZONED_NQN).namespace(NamespaceSpec::new(1, Arc::new(faulty)));
         let setup = Setup::built(rig, small(), provider, |builder| builder.subsystem(zoned));
         Self { setup, faults }
     }
 
-    fn host(&self, identity: u8) -> Host<R> {
+    pub(crate) fn host(&self, identity: u8) -> Host<R> {
         let mut raw = self.setup.raw_as(identity);
         raw.subnqn = ZONED_NQN.into();
         let admin = raw.good_queue(0, 32);
@@ -69,10 +72,10 @@ impl<R: Rig> Zoned<R> {
     }
 }
 
-struct Host<R: Rig> {
-    raw: Raw<R>,
+pub(crate) struct Host<R: Rig> {
+    pub(crate) raw: Raw<R>,
     admin: RawQueueId,
-    io: RawQueueId,
+    pub(crate) io: RawQueueId,
 }
 
 impl<R: Rig> Host<R> {
@@ -84,7 +87,7 @@ impl<R: Rig> Host<R> {
         self.raw.read(self.io, 1, slba, blocks).expect("a read")
     }
 
-    fn append(&mut self, zone: u64, bytes: &[u8]) -> Result<u64, Status> {
+    pub(crate) fn append(&mut self, zone: u64, bytes: &[u8]) -> Result<u64, Status> {
         let sqe = zones::append(1, zone * ZONE, (bytes.len() / BLOCK) as u32);
         let response = self.raw.call_with(self.io, sqe, bytes);
         if response.status().is_success() { Ok(response.result()) } else { Err(response.status()) }
@@ -94,11 +97,11 @@ impl<R: Rig> Host<R> {
         self.raw.call(self.io, zones::send(1, Some(zone * ZONE), action)).status()
     }
 
-    fn all(&mut self, action: u8) -> Status {
+    pub(crate) fn all(&mut self, action: u8) -> Status {
         self.raw.call(self.io, zones::send(1, None, action)).status()
     }
 
-    fn report(&mut self, slba: u64, len: usize, states: u8, partial: bool) -> (u64, Vec<ZoneDescriptor>) {
+    pub(crate) fn report(&mut self, slba: u64, len: usize, states: u8, partial: bool) -> (u64, Vec<ZoneDescriptor>) {
         let (response, bytes) = self.raw.call_for(self.io, zones::receive(1, slba, len, states, partial), len);
         assert!(response.status().is_success(), "report: {}", response.status());
         zones::read_report(&bytes)
@@ -123,17 +126,17 @@ impl<R: Rig> Host<R> {
     }
 }
 
-fn pattern(seed: u64, blocks: u64) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, blocks: u64) -> Vec<u8> {
     (0..blocks * BLOCK as u64).map(|at| (at * 13 + at / 503 + seed * 7) as u8).collect()
 }
 
 #[track_caller]
-fn ok(status: Status) {
+pub(crate) fn ok(status: Status) {
     assert!(status.is_success(), "{status}");
 }
 
 #[track_caller]
-fn is(status: Status, expected: Status) {
+pub(crate) fn is(status: Status, expected: Status) {
     assert_eq!(status.code(), expected.code(), "{status}");
 }
 
@@ -162,6 +165,11 @@ pub(crate) fn zones_are_told_to_hosts_that_know_them<R: Rig>() {
     let admin = old.admin_up();
     let (_, bytes) = old.call_for(admin, wire::identify(2, 0, 0), 4096);
     assert_eq!(u32_at(&bytes, 0), 0);
+    let io = old.io_up(1, 32);
+    is(old.write(io, 1, 0, &pattern(1, 1)), Status::INVALID_NAMESPACE);
+    is(old.read(io, 1, 0, 1).unwrap_err(), Status::INVALID_NAMESPACE);
+    is(old.call(io, zones::send(1, None, RESET)).status(), Status::INVALID_NAMESPACE);
+    assert_eq!(host.zone(0), (EMPTY, 0));
 }
 
 pub(crate) fn writes_follow_the_write_pointer<R: Rig>() {
@@ -358,6 +366,51 @@ pub(crate) fn write_pointers_are_right_after_failed_writes<R: Rig>() {
     ok(host.write(16, &pattern(4, 1)));
     ok(host.act(0, RESET));
     assert_eq!(host.zone(0), (EMPTY, 0));
+    // What fails opens no zone: as many as there may be can be opened beside.
+    for zone in 0..2 * u64::from(MAX_ACTIVE) {
+        zoned.faults.fail_next(1);
+        let failed = if zone % 2 == 0 { host.write(zone * ZONE, &pattern(5, 1)) } else { host.act(zone, OPEN) };
+        is(failed, Status::WRITE_FAULT);
+        assert_eq!(host.zone(zone), (EMPTY, 0));
+    }
+    (20..20 + u64::from(MAX_OPEN)).for_each(|zone| ok(host.act(zone, OPEN)));
+    // A report is a read.
+    zoned.faults.fail_next(1);
+    let response = host.raw.call_for(host.io, zones::receive(1, 0, 128, 0, true), 128).0;
+    assert_status(&response, Status::UNRECOVERED_READ_ERROR, "a report");
+}
+
+pub(crate) fn aborted_while_the_storage_is_asked_is_not_run<R: Rig>() {
+    let zoned = Zoned::<R>::start();
+    let mut host = zoned.host(1);
+    ok(host.write(0, &pattern(1, 8)));
+    zoned.faults.fail_next(1);
+    is(host.append(0, &pattern(2, 4)).unwrap_err(), Status::WRITE_FAULT);
+    // The storage is asked where the write pointer is, and takes its time.
+    zoned.faults.ignore_cancel(true);
+    zoned.faults.stall();
+    let mut stream = Stream::new(zoned.host(2), 2);
+    stream.send(0);
+    loop {
+        let cid = *stream.under_way.keys().next_back().expect("one");
+        let begun = std::time::Instant::now();
+        let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
+        ok(aborted.status());
+        if aborted.dword0() == 0 {
+            // Its data were on their way.
+            let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
+            assert_status(&response, Status::ABORT_REQUESTED, "an append that is not there yet");
+            stream.under_way.remove(&cid);
+            stream.send(0);
+        } else if begun.elapsed() > std::time::Duration::from_millis(400) {
+            // An Abort waits for the storage for a while; one that does not came before the append.
+            break;
+        }
+    }
+    zoned.faults.release();
+    let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
+    assert_status(&response, Status::ABORT_REQUESTED, "the append");
+    assert_eq!((host.zone(0).1, host.append(0, &pattern(3, 1))), (8, Ok(8)));
 }
 
 pub(crate) fn appends_of_ended_queues_leave_the_zone_to_others<R: Rig>() {

@@ -73,7 +73,7 @@ fn zones_that_are_lost_or_worn_out_say_so() {
     assert_eq!((act(&mut all, 1, A::Offline), act(&mut all, 1, A::Offline)), (Ok(true), Ok(false)));
     assert_eq!(state(&all, 1), ZoneState::Offline);
     let mark = all.mark();
-    all.learn(mark, 1, [worn]);
+    all.learn(mark, 1, [Some(worn)]);
     assert_eq!(state(&all, 1), ZoneState::Offline, "given up for good");
 }
 
@@ -153,13 +153,88 @@ fn after_a_failed_write_the_storage_is_asked() {
     all.end_write(0, 8, false);
     assert!(all.is_unknown(0) && !all.is_unknown(1));
     let said = Zone { state: ZoneState::Closed, written: 5, ..EMPTY };
-    all.learn(early, 0, [said]);
+    all.learn(early, 0, [Some(said)]);
     assert!(all.is_unknown(0), "asked before the write ended");
-    all.learn(all.mark(), 0, [said]);
+    all.learn(all.mark(), 0, [Some(said)]);
     assert_eq!((all.is_unknown(0), *all.get(0).unwrap(), all.in_use()), (false, said, (0, 1)));
     all.begin_write(0, Some(5), 1).unwrap();
-    all.learn(all.mark(), 0, [EMPTY]);
+    all.learn(all.mark(), 0, [Some(EMPTY)]);
     assert_eq!(all.get(0).unwrap().written, 5, "it is being written to");
+}
+
+#[test]
+fn what_failed_keeps_no_room() {
+    let mut all = zones(4);
+    all.begin_write(0, Some(0), 8).unwrap();
+    all.end_write(0, 8, false);
+    assert_eq!((state(&all, 0), all.in_use(), all.is_unknown(0)), (ZoneState::Empty, (0, 0), true));
+    all.begin_action(1, ZoneAction::Open).unwrap();
+    assert_eq!(all.in_use(), (1, 1));
+    all.end_action(1, ZoneAction::Open, false);
+    assert_eq!((state(&all, 1), all.in_use(), all.is_unknown(1)), (ZoneState::Empty, (0, 0), true));
+    write(&mut all, 128, 3).unwrap();
+    act(&mut all, 2, ZoneAction::Close).unwrap();
+    all.begin_action(2, ZoneAction::Open).unwrap();
+    all.end_action(2, ZoneAction::Open, false);
+    assert_eq!((state(&all, 2), all.in_use()), (ZoneState::Closed, (0, 1)));
+    // The storage knows better.
+    all.learn(all.mark(), 0, [Some(Zone { state: ZoneState::ImplicitlyOpened, written: 2, ..EMPTY })]);
+    assert_eq!((all.get(0).unwrap().written, all.in_use()), (2, (1, 2)));
+    // Of a write to a zone with data that failed nothing is known but that.
+    all.begin_write(0, Some(2), 8).unwrap();
+    all.end_write(0, 8, false);
+    assert_eq!((state(&all, 0), all.in_use()), (ZoneState::ImplicitlyOpened, (1, 2)));
+}
+
+#[test]
+fn zones_that_are_not_known_can_be_reset() {
+    let mut all = zones(3);
+    all.begin_write(1, None, 8).unwrap();
+    all.end_write(1, 8, false);
+    assert_eq!((all.next_for(ZoneAction::Reset, 0), all.is_meant(ZoneAction::Reset, 1)), (Some(1), true));
+    assert_eq!(act(&mut all, 1, ZoneAction::Reset), Ok(true), "there may be something in it");
+    assert!(!all.is_unknown(1));
+    assert_eq!((act(&mut all, 1, ZoneAction::Reset), all.next_for(ZoneAction::Reset, 0)), (Ok(false), None));
+}
+
+#[test]
+fn what_is_learnt_is_counted() {
+    let mut all = zones(4);
+    let zone = |state| Some(Zone { state, written: 3, ..EMPTY });
+    let [open, closed, full] = [ZoneState::ImplicitlyOpened, ZoneState::Closed, ZoneState::Full].map(zone);
+    all.learn(all.mark(), 1, [open, closed, full]);
+    assert_eq!((state(&all, 0), all.in_use()), (ZoneState::Empty, (1, 2)));
+    all.learn(all.mark(), 0, [full, None, Some(EMPTY), closed, closed]);
+    let states = [0, 1, 2, 3].map(|zone| state(&all, zone));
+    let expected = [ZoneState::Full, ZoneState::ImplicitlyOpened, ZoneState::Empty, ZoneState::Closed];
+    assert_eq!((states, all.in_use()), (expected, (1, 2)));
+    all.begin_write(1, None, 1).unwrap();
+    all.end_write(1, 1, false);
+    all.learn(all.mark(), 1, [None]);
+    assert!(all.is_unknown(1), "nothing was said of it");
+}
+
+#[test]
+fn room_is_made_by_zones_that_nobody_is_at() {
+    let mut all = zones(4);
+    all.begin_write(0, None, 1).unwrap();
+    write(&mut all, 64, 1).unwrap();
+    write(&mut all, 128, 1).unwrap();
+    assert_eq!([0, 1].map(|zone| state(&all, zone)), [ZoneState::ImplicitlyOpened, ZoneState::Closed]);
+    // None but such.
+    let mut all = zones(4);
+    all.begin_write(0, None, 1).unwrap();
+    all.begin_write(1, None, 1).unwrap();
+    write(&mut all, 128, 1).unwrap();
+    assert_eq!(state(&all, 0), ZoneState::Closed);
+    // A zone that a host opens is open when that begins.
+    let mut all = zones(4);
+    write(&mut all, 0, 1).unwrap();
+    assert_eq!(all.begin_action(0, ZoneAction::Open), Ok(true));
+    assert_eq!((state(&all, 0), all.in_use()), (ZoneState::ExplicitlyOpened, (1, 1)));
+    all.begin_write(1, None, 1).unwrap();
+    write(&mut all, 128, 1).unwrap();
+    assert_eq!([0, 1].map(|zone| state(&all, zone)), [ZoneState::ExplicitlyOpened, ZoneState::Closed]);
 }
 
 #[test]
@@ -283,7 +358,7 @@ fn management_receive_is_parsed_or_refused() {
 proptest! {
     /// Whatever hosts do: limits hold, counts are right, and a write is taken at the write pointer alone.
     #[test]
-    fn any_commands_keep_the_rules(steps in proptest::collection::vec((0u8..8, 0u32..5, 0u64..64, 1u32..20), 1..200)) {
+    fn any_commands_keep_the_rules(steps in proptest::collection::vec((0u8..10, 0u32..5, 0u64..64, 1u32..20), 1..200)) {
         let mut all = zones(5);
         for (kind, zone, offset, blocks) in steps {
             let before = *all.get(zone).unwrap();
@@ -302,6 +377,12 @@ proptest! {
                 4 => drop(act(&mut all, zone, ZoneAction::Close)),
                 5 => drop(act(&mut all, zone, ZoneAction::Finish)),
                 6 => drop(act(&mut all, zone, ZoneAction::Reset)),
+                7 => if all.begin_write(zone, None, blocks).is_ok() {
+                    all.end_write(zone, blocks, false);
+                },
+                8 => if all.begin_action(zone, ZoneAction::Open) == Ok(true) {
+                    all.end_action(zone, ZoneAction::Open, false);
+                },
                 _ => drop(all.may_read(start + offset, blocks)),
             }
             let states: Vec<ZoneState> = (0..5).map(|zone| state(&all, zone)).collect();

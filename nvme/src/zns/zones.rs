@@ -127,6 +127,20 @@ struct Slot {
     changed: u64,
 }
 
+impl Slot {
+    /// Whether an action on all zones is about this one.
+    fn is_meant(&self, action: ZoneAction) -> bool {
+        let state = self.zone.state;
+        match action {
+            ZoneAction::Open => state == ZoneState::Closed,
+            ZoneAction::Close => state.is_open(),
+            ZoneAction::Finish => state.is_active(),
+            ZoneAction::Reset => state.is_active() || state == ZoneState::Full || self.unknown,
+            ZoneAction::Offline => state == ZoneState::ReadOnly,
+        }
+    }
+}
+
 impl Zones {
     /// Zones as they are found.
     ///
@@ -153,9 +167,11 @@ impl Zones {
             return Err(GeometryError::Capacity(bad.zone.capacity));
         }
         let zone_shift = u8::try_from(zone_blocks.trailing_zeros()).unwrap_or(0);
-        let mut all = Self { geometry, zone_shift, zones, open: 0, active: 0, cursor: 0, clock: 0 };
-        all.recount();
-        Ok(all)
+        let number = |which: fn(ZoneState) -> bool| {
+            u32::try_from(zones.iter().filter(|slot| which(slot.zone.state)).count()).unwrap_or(u32::MAX)
+        };
+        let (open, active) = (number(ZoneState::is_open), number(ZoneState::is_active));
+        Ok(Self { geometry, zone_shift, zones, open, active, cursor: 0, clock: 0 })
     }
 
     /// What they have in common.
@@ -266,6 +282,10 @@ impl Zones {
         let Some(slot) = self.slot_mut(zone) else { return };
         if !success {
             slot.unknown = true;
+            // Nothing is known to be written: the room that it took is for others, unless the storage says that it is not.
+            if slot.zone.written == 0 && slot.zone.state == ZoneState::ImplicitlyOpened {
+                self.put(zone, ZoneState::Empty);
+            }
             return;
         }
         slot.zone.written = slot.zone.written.saturating_add(blocks.into()).min(slot.zone.capacity);
@@ -286,21 +306,24 @@ impl Zones {
     /// The status to answer with; nothing was done.
     pub fn begin_action(&mut self, zone: u32, action: ZoneAction) -> Result<bool, Status> {
         use ZoneState as S;
-        let state = self.get(zone).ok_or(Status::LBA_OUT_OF_RANGE.dnr())?.state;
+        let Slot { zone: Zone { state, .. }, unknown, .. } = *self.slot(zone).ok_or(Status::LBA_OUT_OF_RANGE.dnr())?;
         let needed = match (action, state) {
+            // There may be more in it than is known here.
+            (ZoneAction::Reset, S::Empty) if unknown => true,
             (ZoneAction::Open, S::ExplicitlyOpened)
             | (ZoneAction::Close, S::Closed)
             | (ZoneAction::Finish, S::Full)
             | (ZoneAction::Reset, S::Empty)
             | (ZoneAction::Offline, S::Offline) => false,
-            (ZoneAction::Open, S::Empty | S::Closed) => {
-                self.make_room(state)?;
+            (ZoneAction::Open, S::Empty | S::Closed | S::ImplicitlyOpened) => {
+                if !state.is_open() {
+                    self.make_room(state)?;
+                }
                 // The room is taken at once: other zones ask for it too.
                 self.put(zone, S::ExplicitlyOpened);
                 true
             }
-            (ZoneAction::Open, S::ImplicitlyOpened)
-            | (ZoneAction::Close, S::ImplicitlyOpened | S::ExplicitlyOpened)
+            (ZoneAction::Close, S::ImplicitlyOpened | S::ExplicitlyOpened)
             | (ZoneAction::Finish, S::Empty | S::ImplicitlyOpened | S::ExplicitlyOpened | S::Closed)
             | (ZoneAction::Reset, S::ImplicitlyOpened | S::ExplicitlyOpened | S::Closed | S::Full)
             | (ZoneAction::Offline, S::ReadOnly) => true,
@@ -316,8 +339,13 @@ impl Zones {
     pub fn end_action(&mut self, zone: u32, action: ZoneAction, success: bool) {
         self.touch(zone, false);
         let Some(slot) = self.slot_mut(zone) else { return };
+        slot.unknown = !success;
         if !success {
-            slot.unknown = true;
+            // The room that it took is for others, unless the storage says that it is not.
+            let before = if slot.zone.written == 0 { ZoneState::Empty } else { ZoneState::Closed };
+            if action == ZoneAction::Open {
+                self.put(zone, before);
+            }
             return;
         }
         let state = match action {
@@ -336,15 +364,15 @@ impl Zones {
     /// The first zone from `from` on that an action on all zones is about.
     #[must_use]
     pub fn next_for(&self, action: ZoneAction, from: u32) -> Option<u32> {
-        let concerned = |state: ZoneState| match action {
-            ZoneAction::Open => state == ZoneState::Closed,
-            ZoneAction::Close => state.is_open(),
-            ZoneAction::Finish => state.is_active(),
-            ZoneAction::Reset => state.is_active() || state == ZoneState::Full,
-            ZoneAction::Offline => state == ZoneState::ReadOnly,
-        };
         let rest = (from..).zip(self.zones.iter().skip(usize::try_from(from).unwrap_or(usize::MAX)));
-        rest.into_iter().find(|(_, slot)| concerned(slot.zone.state)).map(|(zone, _)| zone)
+        rest.into_iter().find(|(_, slot)| slot.is_meant(action)).map(|(zone, _)| zone)
+    }
+
+    /// Whether an action on all zones is about this one, and nothing has to be asked before.
+    #[must_use]
+    pub fn is_meant(&self, action: ZoneAction, zone: u32) -> bool {
+        let known = |slot: &Slot| action == ZoneAction::Reset || !slot.unknown;
+        self.slot(zone).is_some_and(|slot| slot.is_meant(action) && known(slot))
     }
 
     /// Whether all closed zones can be open at once, as opening all zones asks.
@@ -362,18 +390,21 @@ impl Zones {
         self.clock
     }
 
-    /// What the storage itself said of zones from `first` on, asked after `mark`. What it said of zones that are being worked
-    /// on, or have been since, is out of date.
-    pub fn learn(&mut self, mark: u64, first: u32, said: impl IntoIterator<Item = Zone>) {
-        let slots = self.zones.iter_mut().skip(usize::try_from(first).unwrap_or(usize::MAX));
-        for (slot, zone) in slots.zip(said) {
+    /// What the storage itself said of zones from `first` on, asked after `mark`; `None`: nothing that has a meaning. What it said
+    /// of zones that are being worked on, or have been since, is out of date.
+    pub fn learn(&mut self, mark: u64, first: u32, said: impl IntoIterator<Item = Option<Zone>>) {
+        for (number, said) in (first..).zip(said) {
+            let Some(slot) = self.slot_mut(number) else { return };
             // A zone that a host gave up stays so, though the storage could still read it.
-            if !slot.busy && slot.changed <= mark && slot.zone.state != ZoneState::Offline {
-                slot.zone = Zone { written: zone.written.min(zone.capacity), ..zone };
-                slot.unknown = false;
+            if let Some(Zone { state, capacity, written }) = said
+                && !slot.busy
+                && slot.changed <= mark
+                && slot.zone.state != ZoneState::Offline
+            {
+                (slot.zone.capacity, slot.zone.written, slot.unknown) = (capacity, written.min(capacity), false);
+                self.put(number, state);
             }
         }
-        self.recount();
     }
 
     /// There is nobody to ask: zones are as they are written down here.
@@ -394,9 +425,14 @@ impl Zones {
         }
         let count = self.zones.len();
         let order = (self.cursor..count).chain(0..self.cursor);
-        let implicit =
-            |at: &usize| self.zones.get(*at).is_some_and(|slot| slot.zone.state == ZoneState::ImplicitlyOpened);
-        let victim = order.into_iter().find(implicit).ok_or(Status::TOO_MANY_OPEN_ZONES)?;
+        let mut implicit = order.filter_map(|at| {
+            let slot = self.zones.get(at)?;
+            (slot.zone.state == ZoneState::ImplicitlyOpened).then_some((at, slot.busy))
+        });
+        let first = implicit.next().ok_or(Status::TOO_MANY_OPEN_ZONES)?;
+        // One that is being written to would be opened again at once.
+        let idle = if first.1 { implicit.find(|(_, busy)| !busy) } else { None };
+        let (victim, _) = idle.unwrap_or(first);
         self.cursor = if victim + 1 < count { victim + 1 } else { 0 };
         self.put(u32::try_from(victim).unwrap_or(u32::MAX), ZoneState::Closed);
         Ok(())
@@ -420,14 +456,6 @@ impl Zones {
         if let Some(slot) = self.slot_mut(zone) {
             (slot.busy, slot.changed) = (busy, clock);
         }
-    }
-
-    fn recount(&mut self) {
-        let number = |which: fn(ZoneState) -> bool| {
-            let count = self.zones.iter().filter(|slot| which(slot.zone.state)).count();
-            u32::try_from(count).unwrap_or(u32::MAX)
-        };
-        (self.open, self.active) = (number(ZoneState::is_open), number(ZoneState::is_active));
     }
 
     fn slot(&self, zone: u32) -> Option<&Slot> {
