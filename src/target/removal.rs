@@ -18,7 +18,8 @@ use super::namespace::{Instance, Published};
 use super::reactor::Reactor;
 use super::shared::Control;
 use super::ticket::Ticket;
-use crate::backend::{Backend, Null};
+use super::zones::ZoneTurns;
+use crate::backend::{Backend, Null, Zoned};
 use crate::rdma::Provider;
 
 /// How long a removed namespace's commands have to end before the caller is told that they have not.
@@ -318,11 +319,29 @@ impl Target {
         reopen: impl Fn(u32) -> Result<Arc<dyn Backend>, TargetError>,
     ) -> Result<(), TargetError> {
         let Part { nsid, published, closed } = part;
-        let backend = if closed { reopen(nsid)? } else { Arc::clone(&published.backend) };
+        let (backend, zones) = if closed {
+            let backend = reopen(nsid)?;
+            let zones = backend.zoned();
+            // Hosts and the registry know the zones as they were.
+            let shape = |zoned: &Zoned| {
+                let zones = zoned.zones();
+                (zoned.block_size(), zones.geometry(), zones.count())
+            };
+            if zones.as_deref().map(shape) != published.zones.as_ref().map(|turns| shape(turns.zoned())) {
+                return Err(TargetError::new(
+                    format!("namespace {nsid} of {nqn}"),
+                    "the zones of its storage are not what they were",
+                    "add it again, as another namespace",
+                ));
+            }
+            (backend, zones.map(|zoned| Arc::new(ZoneTurns::new(zoned))))
+        } else {
+            (Arc::clone(&published.backend), published.zones.clone())
+        };
         let published = self.control(|control| {
             let view = control.registry.namespace_view(id, nsid).unwrap_or(published.view);
             let gate = control.registry.namespace_gate(id, nsid).map(Arc::new);
-            let published = Published { view, gate, backend, ..published };
+            let published = Published { view, gate, backend, zones, ..published };
             control.published.insert((id, nsid), published.clone());
             published
         });
@@ -394,4 +413,56 @@ impl Target {
 /// Whether the other end was let go before this moment. Nothing is ever sent.
 fn has_closed(closed: &Receiver<()>, end: Instant) -> bool {
     matches!(closed.recv_deadline(end), Err(crossbeam::channel::RecvTimeoutError::Disconnected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Memory, MemoryZones};
+    use crate::rdma::local::Local;
+    use crate::target::{NamespaceSpec, Options, SubsystemSpec};
+    use nvme::zns::ZoneAction;
+
+    const NQN: &str = "nqn.2026-11.io.farside:zoned";
+
+    fn zoned(zone_size: u64) -> Arc<dyn Backend> {
+        let zones = MemoryZones { zone_size, zone_capacity: None, max_open: 4, max_active: 4 };
+        Arc::new(Memory::zoned(16 << 20, &zones, 512).unwrap())
+    }
+
+    /// A zoned namespace, taken away and closed.
+    fn closed() -> (Target, Taken) {
+        let subsystem = SubsystemSpec::new(NQN).namespace(NamespaceSpec::new(1, zoned(1 << 20)));
+        let options = Options { reactors: 1, pool_size: 4 << 20, receive_slots: 128, ..Options::default() };
+        let builder = Target::builder().options(options).subsystem(subsystem);
+        let target = builder.listen("192.0.2.1:4420".parse().unwrap()).start(Local::new()).unwrap();
+        let mut taken = target.take_namespace(NQN, 1).unwrap();
+        target.close_taken(&mut taken, 1).unwrap();
+        (target, taken)
+    }
+
+    fn open_zones(target: &Target) -> Vec<Option<u32>> {
+        let all = &target.status().subsystems[0].namespaces;
+        all.iter().map(|namespace| namespace.zones.as_ref().map(|zones| zones.open)).collect()
+    }
+
+    #[test]
+    fn zones_of_storage_that_was_opened_again_are_its_own() {
+        let (target, taken) = closed();
+        let again = zoned(1 << 20);
+        target.put_back(taken, |_| Ok(Arc::clone(&again))).unwrap();
+        assert_eq!(open_zones(&target), [Some(0)]);
+        again.zoned().unwrap().zones().begin_action(3, ZoneAction::Open).unwrap();
+        assert_eq!(open_zones(&target), [Some(1)]);
+    }
+
+    #[test]
+    fn storage_whose_zones_are_others_is_not_put_back() {
+        for other in [zoned(2 << 20), Arc::new(Memory::new(16 << 20))] {
+            let (target, taken) = closed();
+            let error = target.put_back(taken, |_| Ok(Arc::clone(&other))).unwrap_err();
+            assert!(error.to_string().contains("not what they were"), "{error}");
+            assert_eq!(open_zones(&target), []);
+        }
+    }
 }
