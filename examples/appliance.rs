@@ -119,6 +119,7 @@ fn info(name: &str, read_only: bool) -> BackendInfo {
         optimal_write: 0,
         write_cache: false,
         read_only,
+        rotational: false,
         abilities: Abilities { deallocate: !read_only, write_zeroes: !read_only, deallocated_reads_zero: true },
         max_transfer: 1 << 20,
         remarks: Vec::new(),

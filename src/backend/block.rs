@@ -80,6 +80,7 @@ pub(super) fn open_storage(
         write_cache: !read_only
             && (direct.is_none() || sysfs.text("queue/write_cache").is_none_or(|mode| mode != "write through")),
         read_only,
+        rotational: sysfs.rotational(),
         abilities: Abilities { deallocate: discards, write_zeroes: !read_only, deallocated_reads_zero: false },
         max_transfer: 1 << 30,
         remarks,
@@ -204,6 +205,11 @@ impl Sysfs {
         Some(u32::try_from(number).unwrap_or(u32::MAX))
     }
 
+    /// Whether it has heads to move. A device that does not say has none.
+    fn rotational(&self) -> bool {
+        self.text("queue/rotational").as_deref() == Some("1")
+    }
+
     /// The device's own identity where it has one, and its place in a partition table; else its name.
     fn identity(&self, name: &str) -> Vec<u8> {
         let own = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "device/serial", "serial", "loop/backing_file"]
@@ -211,5 +217,23 @@ impl Sysfs {
             .find_map(|file| self.text(file).filter(|text| !text.is_empty()).map(|text| format!("{file} {text}")));
         let part = fs::read_to_string(self.folder.join("partition")).unwrap_or_default();
         format!("device {} {}", own.unwrap_or_else(|| name.to_owned()), part.trim()).into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotational_is_what_the_queue_of_the_whole_disk_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().to_owned();
+        let sysfs = Sysfs { folder: disk.join("part1"), disk: disk.clone() };
+        assert!(!sysfs.rotational(), "a device that says nothing");
+        fs::create_dir(disk.join("queue")).unwrap();
+        for (says, rotational) in [("1\n", true), ("0\n", false)] {
+            fs::write(disk.join("queue/rotational"), says).unwrap();
+            assert_eq!(sysfs.rotational(), rotational, "{says}");
+        }
     }
 }

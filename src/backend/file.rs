@@ -181,6 +181,8 @@ fn describe(file: File, name: String, wish: Wish, prepared: Prepared, made: Opti
         optimal_write: 0,
         write_cache: !wish.read_only,
         read_only: wish.read_only,
+        // What is behind a file system is not asked for.
+        rotational: false,
         abilities: Abilities { deallocate: punches, write_zeroes: !wish.read_only, deallocated_reads_zero: punches },
         max_transfer: 1 << 30,
         remarks,

@@ -107,6 +107,7 @@ impl Backend for Memory {
             optimal_write: 0,
             write_cache: false,
             read_only: false,
+            rotational: false,
             abilities: Abilities { deallocate: true, write_zeroes: true, deallocated_reads_zero: true },
             max_transfer: u32::MAX,
             remarks: vec!["memory: contents end with the process".into()],

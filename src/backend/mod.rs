@@ -69,6 +69,8 @@ pub struct BackendInfo {
     pub write_cache: bool,
     /// Only reads.
     pub read_only: bool,
+    /// It has heads to move: hosts order what they send by address.
+    pub rotational: bool,
     /// Operations beyond read, write and flush.
     pub abilities: Abilities,
     /// Bytes a queue can take in one read or write.

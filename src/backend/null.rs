@@ -28,6 +28,7 @@ impl Backend for Null {
             optimal_write: 0,
             write_cache: false,
             read_only: false,
+            rotational: false,
             abilities: Abilities { deallocate: true, write_zeroes: true, deallocated_reads_zero: true },
             max_transfer: u32::MAX,
             remarks: vec!["null: writes are forgotten".into()],

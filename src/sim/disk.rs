@@ -224,6 +224,7 @@ impl Backend for SimDisk {
             optimal_write: 0,
             write_cache: self.state().habits.volatile,
             read_only: false,
+            rotational: false,
             abilities: Abilities { deallocate: true, write_zeroes: true, deallocated_reads_zero: true },
             max_transfer: u32::MAX,
             remarks: Vec::new(),

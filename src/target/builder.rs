@@ -730,7 +730,7 @@ pub(super) fn namespace_config(
         block_size,
         limits: NamespaceLimits { npwg, npwa: npwg, npdg, npda: npdg, nows: in_blocks(info.optimal_write), noiob: 0 },
         volatile_write_cache: info.write_cache,
-        rotational: false,
+        rotational: info.rotational,
         deallocate: info.abilities.deallocate && zones.is_none(),
         deallocated_reads_zero: info.abilities.deallocated_reads_zero,
         write_zeroes: info.abilities.write_zeroes,
