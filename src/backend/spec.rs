@@ -133,7 +133,8 @@ fn check_wish(spec: &BackendSpec) -> Result<(), BackendError> {
         return Err(BackendError::new(name, format!("a block size of {lba} bytes"), "set block_size to 512 or 4096"));
     }
     match size {
-        Some(size) if size == 0 || size % u64::from(lba) != 0 => Err(BackendError::new(
+        Some(0) => Err(BackendError::new(name, "it is empty: a size of 0 bytes", "give it a size, such as 1G")),
+        Some(size) if size % u64::from(lba) != 0 => Err(BackendError::new(
             name,
             format!("its size, {size} bytes, is not a multiple of the block size {lba}"),
             "change the size or the block_size",
@@ -158,7 +159,10 @@ fn check(spec: &BackendSpec, backend: &dyn Backend) -> Result<(), BackendError> 
             format!("set block_size to {}, or buffered = true", info.block_size),
         );
     }
-    if info.size == 0 || !info.size.is_multiple_of(u64::from(lba)) {
+    if info.size == 0 {
+        return error("it is empty: a size of 0 bytes".into(), "give it a size, such as with size = \"1G\"".into());
+    }
+    if !info.size.is_multiple_of(u64::from(lba)) {
         return error(
             format!("its size, {} bytes, is not a multiple of the block size {lba}", info.size),
             "change the size or the block_size".into(),
