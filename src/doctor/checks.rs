@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::ifaddrs::getifaddrs;
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::{getsockopt, sockopt};
 
 use super::{Doctor, Finding, Severity};
 use crate::config::{Bytes, may_lock_anything};
@@ -213,6 +214,9 @@ impl Doctor {
         if let Some(name) = &netdev {
             findings.extend(self.mtu(name));
             findings.extend(self.congestion(name));
+            if self.has_devices() {
+                findings.extend(self.priorities(name));
+            }
         }
         findings.extend(self.device_of(address, netdev.as_deref()));
         findings.push(self.roce_port(address));
@@ -225,10 +229,39 @@ impl Doctor {
         Some(if mtu >= MTU_FOR_4096 {
             good(object, format!("{mtu}: packets carry 4096 bytes if the other end's does too"))
         } else {
-            let carried = [2048, 1024, 512, 256].into_iter().find(|size| size + 100 <= mtu).unwrap_or(0);
             let remedy = format!("ip link set {netdev} mtu {MTU_FOR_4096} or more on both ends and on the switch");
-            hint(object, format!("{mtu}: packets carry {carried} bytes"), remedy)
+            hint(object, format!("{mtu}: packets carry {} bytes", carried(mtu)), remedy)
         })
+    }
+
+    /// Priority flow control and the trust in DSCP, where the driver has files for them (mlx5 of the vendor's package has); the
+    /// kernel itself tells them over netlink alone (DCB), which `dcb` of iproute2 asks.
+    fn priorities(&self, netdev: &str) -> Vec<Finding> {
+        let folder = format!("sys/class/net/{netdev}/qos");
+        let pfc = format!("PFC of {netdev}");
+        let mut findings = vec![match self.read(format!("{folder}/pfc")) {
+            None => {
+                let remedy = format!("ask with `dcb pfc show dev {netdev}`; it has to be the same on the switch");
+                hint(pfc, "its driver does not tell which priorities pause", remedy)
+            }
+            Some(text) => match text.split(',').filter(|priority| priority.trim() == "1").count() {
+                0 => {
+                    let remedy = "switch it on for RoCE's priority, on the switch too, or rely on ECN alone";
+                    hint(pfc, "is off on every priority: full buffers drop packets", remedy)
+                }
+                count => good(pfc, format!("pauses {count} priorities")),
+            },
+        }];
+        let dscp = format!("DSCP of {netdev}");
+        findings.extend(self.read(format!("{folder}/trust")).map(|trust| match trust.as_str() {
+            "dscp" => good(dscp, "is trusted: it chooses the priority"),
+            other => hint(
+                dscp,
+                format!("chooses no priority: the port trusts {other}"),
+                "trust dscp on NIC and switch, or tag with a VLAN",
+            ),
+        }));
+        findings
     }
 
     /// What a NIC's driver tells of congestion control. Most tell nothing.
@@ -303,22 +336,52 @@ impl Doctor {
         }
     }
 
-    pub(super) fn route(&self, peer: IpAddr) -> Finding {
+    pub(super) fn route(&self, peer: IpAddr) -> Vec<Finding> {
         let object = format!("route to {peer}");
         let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let from = self.address.unwrap_or(any);
         let socket = UdpSocket::bind((from, 0));
         let connected = socket.and_then(|socket| {
             socket.connect(SocketAddr::new(peer, ROCE_PORT))?;
-            socket.local_addr()
+            Ok((socket.local_addr()?, way_mtu(&socket, peer)))
         });
         match connected {
-            Ok(local) => good(object, format!("leaves from {}", local.ip())),
+            Ok((local, mtu)) => {
+                let leaves = good(object, format!("leaves from {}", local.ip()));
+                std::iter::once(leaves).chain(mtu.map(|mtu| mtu_towards(peer, mtu))).collect()
+            }
             Err(error) => {
-                fault(object, error.to_string(), format!("see `ip route get {peer}` on this end, and the same there"))
+                let remedy = format!("see `ip route get {peer}` on this end, and the same there");
+                vec![fault(object, error.to_string(), remedy)]
             }
         }
     }
+}
+
+/// The MTU that the kernel knows of the way to whom the socket is connected: its route's, or what a router on the way said.
+fn way_mtu(socket: &UdpSocket, peer: IpAddr) -> Option<u32> {
+    let mtu = match peer {
+        IpAddr::V4(_) => getsockopt(socket, sockopt::IpMtu).ok()?,
+        // Linux tells it for IPv6 sockets by another option, which `nix` has no name for: the route is the interface's.
+        IpAddr::V6(_) => return None,
+    };
+    u32::try_from(mtu).ok()
+}
+
+/// What packets carry on a way. The other end's MTU and the switches' are not known here: connections settle on the smaller.
+pub(super) fn mtu_towards(peer: IpAddr, mtu: u32) -> Finding {
+    let object = format!("MTU towards {peer}");
+    if mtu >= MTU_FOR_4096 {
+        return good(object, format!("{mtu}: packets carry 4096 bytes if the other end's does too"));
+    }
+    let remedy =
+        format!("mtu {MTU_FOR_4096} or more on both ends, and on switches and routes between (ip route get {peer})");
+    hint(object, format!("{mtu}: packets carry {} bytes", carried(mtu)), remedy)
+}
+
+/// Bytes of data in a RoCE packet: the path MTU that fits.
+fn carried(mtu: u32) -> u32 {
+    [2048, 1024, 512, 256].into_iter().find(|size| size + 100 <= mtu).unwrap_or(0)
 }
 
 /// What the kernel's switch for io_uring says.

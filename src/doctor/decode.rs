@@ -68,6 +68,11 @@ pub(super) const KNOWN: &[(&[&str], &str, &str)] = &[
         "lower --queue-size or --nr-io-queues",
     ),
     (
+        &["wo/DNR bit: 7"],
+        "the command was aborted (status 07h): the target ended it because it was asked to",
+        "see who aborted it: a timeout of the host before this line, or the target that disconnects this host",
+    ),
+    (
         &["Connect command failed", " 386"],
         "the Connect command was refused: a parameter (status 182h)",
         "compare --nqn and --hostnqn with what the target serves and allows",

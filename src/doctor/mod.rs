@@ -86,7 +86,7 @@ impl Doctor {
             findings.extend(self.listen_address(address));
         }
         if let Some(peer) = self.peer {
-            findings.push(self.route(peer));
+            findings.extend(self.route(peer));
         }
         findings
     }

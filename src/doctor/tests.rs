@@ -75,6 +75,7 @@ fn sound_machine_has_no_fault() {
     machine.says(&["ok", "mlx5_0 port 1", "1 RoCE v2 GIDs"]);
     says(&doctor, &["ok", "RDMA device of 127.0.0.1", "mlx5_0"]);
     says(&doctor, &["ok", "route to 127.0.0.1"]);
+    says(&doctor, &["ok", "MTU towards 127.0.0.1", "packets carry 4096 bytes"]);
     says(&doctor, &["ok", "huge pages", "128M"]);
 }
 
@@ -139,6 +140,30 @@ fn no_known_message_hides_another() {
 }
 
 #[test]
+fn mtu_of_a_way_is_told_with_what_packets_carry() {
+    let peer = "192.0.2.1".parse().unwrap();
+    for (mtu, carries) in [(9000, 4096), (4200, 4096), (4199, 2048), (1500, 1024), (1280, 1024), (576, 256)] {
+        let finding = checks::mtu_towards(peer, mtu);
+        assert_eq!(finding.severity == Severity::Good, carries == 4096, "{finding}");
+        let says = format!("MTU towards 192.0.2.1: {mtu}: packets carry {carries} bytes");
+        assert!(finding.to_string().contains(&says), "{finding}");
+    }
+}
+
+#[test]
+fn priorities_of_flow_control_are_told_where_the_device_does() {
+    let pause = |text: &str| nic(&[("sys/class/net/lo/qos/pfc", text)]);
+    let with = |machine: &Machine| Doctor { address: Some("127.0.0.1".parse().unwrap()), ..machine.doctor() };
+    says(&with(&pause("0,0,0,1,0,0,0,0\n")), &["ok", "PFC of lo", "1 priorities"]);
+    says(&with(&pause("0,0,0,0,0,0,0,0\n")), &["hint", "PFC of lo", "off on every priority", "ECN"]);
+    says(&with(&nic(&[])), &["hint", "PFC of lo", "does not tell", "dcb pfc show dev lo"]);
+    let trust = nic(&[("sys/class/net/lo/qos/trust", "pcp\n")]);
+    says(&with(&trust), &["hint", "DSCP of lo", "pcp", "trust dscp"]);
+    let trust = nic(&[("sys/class/net/lo/qos/trust", "dscp\n")]);
+    says(&with(&trust), &["ok", "DSCP of lo", "is trusted"]);
+}
+
+#[test]
 fn addresses_ports_and_routes_are_tried() {
     let machine = nic(&[("sys/class/net/lo/mtu", "1500\n"), ("sys/class/net/lo/ecn/roce_np/enable/3", "0\n")]);
     let with = |address: &str| Doctor { address: Some(address.parse().unwrap()), ..machine.doctor() };
@@ -169,6 +194,9 @@ fn messages_of_the_host_are_decoded() {
     for (line, says) in [
         ("nvme nvme0: Connect rejected: status 8 (invalid service ID).", "nobody listens"),
         ("nvme nvme0: Connect rejected: status 28 (consumer defined).", "refused the queue"),
+        ("nvme nvme0: Connect rejected: status 10 (stale conn).", "still knows an earlier connection"),
+        ("nvme nvme0: Connect command failed, error wo/DNR bit: 386", "a parameter (status 182h)"),
+        ("nvme nvme0: Connect command failed, error wo/DNR bit: 7", "was aborted (status 07h)"),
         ("nvme nvme0: rdma connection establishment failed (-104)", "refused"),
         ("nvme nvme1: Connect Invalid Data Parameter, subsysnqn \"nqn.x\"", "no subsystem of this name"),
         ("nvme nvme1: Connect for subsystem nqn.x is not allowed, hostnqn: nqn.h", "not on the subsystem's list"),

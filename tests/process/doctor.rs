@@ -46,6 +46,13 @@ fn faults_of_the_network_have_their_sentences() {
     let said = line(&text, "route to 10.77.0.9");
     assert!(said.starts_with("ok") && said.contains("leaves from 10.77.0.1"), "{said}");
 
+    // Of the route, which the interface does not tell.
+    let route = format!("{ADDRESS} ip route add 10.78.0.0/24 dev lo mtu 1400;");
+    let (_, text) = doctor(&route, "--listen 10.77.0.1 --peer 10.78.0.9");
+    assert!(line(&text, "MTU of lo").starts_with("ok"), "{text}");
+    let said = line(&text, "MTU towards 10.78.0.9");
+    assert!(said.starts_with("hint") && said.contains("1400: packets carry 1024 bytes"), "{said}");
+
     let (_, text) = doctor("ip -6 address add fd77::1/64 dev lo nodad;", "--listen fd77::1");
     assert!(line(&text, "address fd77::1").contains("is lo's"), "{text}");
 }
