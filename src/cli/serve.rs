@@ -178,6 +178,7 @@ impl Serve {
         let file = self.config.clone().and_then(|path| std::path::absolute(path).ok());
         let Loaded { config, notes, foreign } = self.configuration().map_err(|error| error.to_string())?;
         notes.iter().for_each(|note| warn!("{note}"));
+        config.odd_hosts().iter().for_each(|line| warn!("{line}"));
         // Another target's file is not written back to.
         let file = file.filter(|_| !foreign);
         let problems = config.check_host(&name);
@@ -293,6 +294,7 @@ impl Check {
         let problems = match Config::load_any(&self.file) {
             Ok(Loaded { config, notes, .. }) => {
                 notes.iter().for_each(|note| eprintln!("farside: {name}: {note}"));
+                config.odd_hosts().iter().for_each(|line| eprintln!("farside: {name}: {line}"));
                 config.check_host(&name)
             }
             Err(error) => error.0,

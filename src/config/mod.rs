@@ -24,6 +24,7 @@ mod host;
 mod ids;
 mod import;
 mod keys;
+mod odd_hosts;
 mod open;
 mod parse;
 mod problem;

@@ -510,3 +510,23 @@ fn congestion_control_has_the_papers_parameters() {
         assert!(found.len() == 1 && found[0].contains(&format!("options.dcqcn.{key}")), "{wrong}: {found:?}");
     }
 }
+
+#[test]
+fn odd_host_names_are_taken_and_pointed_out() {
+    let text = "[[subsystem]]\nnqn = \"nqn.2024-01.io.example:a\"\n\
+        hosts = [\"foo\", \"nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555\"]\n\
+        [[subsystem.host]]\nnqn = \"nqn.2014-08.org.nvmexpress:uuid:1\"\n\
+        [[subsystem.namespace]]\nnull = \"1G\"\nhosts = [\"nqn.bar\"]\n";
+    let config = Config::parse(text, "f").unwrap();
+    assert_eq!(config.subsystems[0].hosts.len(), 3);
+    let odd = config.odd_hosts();
+    let objects = [
+        "host \"foo\" of nqn.2024-01.io.example:a: ",
+        "host \"nqn.2014-08.org.nvmexpress:uuid:1\" of nqn.2024-01.io.example:a: ",
+        "host \"nqn.bar\" of namespace 1 of nqn.2024-01.io.example:a: ",
+    ];
+    assert_eq!(odd.len(), objects.len(), "{odd:?}");
+    for (line, object) in odd.iter().zip(objects) {
+        assert!(line.starts_with(object) && line.contains("; ") && line.contains("/etc/nvme/hostnqn"), "{line}");
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use tracing::warn;
 
 use super::carry_out::carry_out;
 use super::edit::edited;
@@ -133,8 +134,11 @@ impl Manager {
         if !problems.is_empty() {
             return Err(problems.into());
         }
+        let known = running.odd_hosts();
+        let odd: Vec<String> = wanted.odd_hosts().into_iter().filter(|line| !known.contains(line)).collect();
         let mut draining = Vec::new();
         if !dry_run {
+            odd.iter().for_each(|line| warn!("{line}"));
             let (before, after) = (&running.options.log, &wanted.options.log);
             if before != after {
                 self.set_log(after)?;
@@ -148,6 +152,9 @@ impl Manager {
             *running = wanted;
         }
         let mut answer = json!({ "changes": changes.iter().map(ToString::to_string).collect::<Vec<_>>() });
+        if !odd.is_empty() {
+            answer["notes"] = json!(odd);
+        }
         if !draining.is_empty() {
             answer["draining"] = report::draining(&draining);
         }

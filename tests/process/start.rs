@@ -128,3 +128,22 @@ fn second_signal_ends_at_once_what_the_first_waits_for() {
     let status = served.status_within(Duration::from_secs(2)).expect("the second signal ends it");
     assert_eq!(status.code(), Some(1), "{}", served.log());
 }
+
+#[test]
+fn mistyped_names_of_hosts_and_empty_storage_are_pointed_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = format!(
+        "[[subsystem]]\nnqn = \"{NQN}\"\nhosts = [\"foo\"]\n[[subsystem.namespace]]\nmemory = \"8M\"\n\
+         [[listener]]\naddress = \"{}:4420\"\n[options]\nprovider = \"soft\"\n",
+        own_address()
+    );
+    std::fs::write(folder.path().join("farside.toml"), &text).expect("a file");
+    let output = farside(folder.path(), &["check", "farside.toml"]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!((output.status.code(), said.lines().count()), (Some(0), 1), "{said}");
+    let names = format!("farside: farside.toml: host \"foo\" of {NQN}: ");
+    assert!(said.starts_with(&names) && said.contains("/etc/nvme/hostnqn"), "{said}");
+    let said =
+        refused(folder.path(), &["--memory", "0", "--listen", &SocketAddr::new(own_address(), 4420).to_string()]);
+    assert!(said.contains("memory") && said.contains("is empty") && !said.contains("multiple"), "{said}");
+}
