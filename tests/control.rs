@@ -198,6 +198,11 @@ fn each_change_shows_and_is_saved() {
     assert_eq!(host.namespace(2).expect("identified").bytes(), 2 << 20);
     ask(&mut client, json!({"op": "allow_any_host", "nqn": NQN, "allow": false})).expect("closed");
     ask(&mut client, json!({"op": "allow_host", "nqn": NQN, "host": "nqn.2014-08.org.example:h"})).expect("allowed");
+    // A name that looks mistyped is taken, with a note that is told once.
+    let odd = ask(&mut client, json!({"op": "allow_host", "nqn": NQN, "host": "foo"})).expect("allowed");
+    assert!(odd["notes"][0].as_str().is_some_and(|note| note.starts_with("host \"foo\" of ")), "{odd}");
+    let away = ask(&mut client, json!({"op": "remove_host", "nqn": NQN, "host": "foo"})).expect("removed");
+    assert!(away.get("notes").is_none(), "{away}");
     ask(&mut client, json!({"op": "add_listener", "listener": {"address": format!("{}:4421", setup.address)}}))
         .expect("listening");
     let saved = ask(&mut client, json!({"op": "save"})).expect("saved");
@@ -286,6 +291,16 @@ fn metrics_and_status_count_what_a_host_does() {
     assert_eq!(status["controllers"][0]["subnqn"], NQN);
     assert_eq!(status["subsystems"][0]["namespaces"][0]["bytes_written"], 3 * 4096);
     let host_nqn = status["controllers"][0]["hostnqn"].as_str().expect("a name").to_owned();
+    let did = |one: &Value| ["reads", "bytes_read", "writes", "bytes_written", "errors"].map(|key| one[key].as_u64());
+    let (nothing, three) = ([Some(0); 5], [Some(0), Some(0), Some(3), Some(3 * 4096), Some(0)]);
+    let queues = status["controllers"][0]["queues"].as_array().expect("a list");
+    let of = |qid: u64| did(queues.iter().find(|one| one["qid"] == qid).expect("a queue"));
+    assert_eq!((of(0), of(1)), (nothing, three), "{status}");
+    assert_eq!(status["hosts"][0]["hostnqn"], host_nqn.as_str());
+    assert_eq!((&status["hosts"][0]["queues"], did(&status["hosts"][0])), (&json!(2), three), "{status}");
+    let by_host = format!("farside_host_written_bytes_total{{hostnqn=\"{host_nqn}\"}} {}\n", 3 * 4096);
+    assert!(text.contains(&by_host), "{text}");
+    assert!(text.contains(&format!("farside_host_errors_total{{hostnqn=\"{host_nqn}\"}} 0\n")), "{text}");
     let gone = ask(&mut setup.client(), json!({"op": "disconnect", "host": host_nqn})).expect("disconnected");
     assert_eq!(gone["disconnected"], 1);
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -294,7 +309,11 @@ fn metrics_and_status_count_what_a_host_does() {
         let end = &status["disconnects"][0];
         if end["cause"] == "operator" && status["counters"]["queues_ended"]["operator"] == end["queues"] {
             assert_eq!((&end["subnqn"], &end["hostnqn"]), (&json!(NQN), &json!(host_nqn)));
-            break;
+            // What it did stays counted when its queues are gone.
+            if status["hosts"][0]["queues"] == 0 {
+                assert_eq!(did(&status["hosts"][0]), three, "{status}");
+                break;
+            }
         }
         assert!(Instant::now() < deadline, "{status}");
         std::thread::sleep(Duration::from_millis(5));

@@ -281,7 +281,8 @@ fn text(request: &Request, answer: &Value) -> String {
         (Request::Apply { .. }, answer) if items(answer, "changes").is_empty() => "nothing changes\n".into(),
         (_, answer) if answer.get("changes").is_some() => {
             let changes = items(answer, "changes").iter();
-            changes.fold(String::new(), |text, change| text + word(change) + "\n") + &draining(answer)
+            let text = changes.fold(String::new(), |text, change| text + word(change) + "\n") + &draining(answer);
+            items(answer, "notes").iter().fold(text, |text, note| text + "note: " + word(note) + "\n")
         }
         (_, Value::Object(keys)) => {
             keys.iter().fold(String::new(), |text, (key, value)| text + &format!("{key}: {value}\n"))
@@ -353,6 +354,13 @@ fn status(answer: &Value) -> String {
             items(one, "queues").len(),
             if one["dying"] == true { ", ending" } else { "" }
         );
+        for queue in items(one, "queues") {
+            let _ = writeln!(text, "  queue {} on reactor {}: {}", queue["qid"], queue["reactor"], traffic(queue));
+        }
+    }
+    for one in items(answer, "hosts") {
+        let _ =
+            writeln!(text, "host       {}: {} queues; {}", word(&one["hostnqn"]), number(one, "queues"), traffic(one));
     }
     for one in items(answer, "disconnects") {
         let whose = match one["cntlid"].as_u64() {
@@ -369,6 +377,19 @@ fn status(answer: &Value) -> String {
         );
     }
     text
+}
+
+/// What was done on something.
+fn traffic(one: &Value) -> String {
+    let number = |key: &str| one.get(key).and_then(Value::as_u64).unwrap_or(0);
+    format!(
+        "{} reads of {} bytes, {} writes of {} bytes, {} errors",
+        number("reads"),
+        number("bytes_read"),
+        number("writes"),
+        number("bytes_written"),
+        number("errors")
+    )
 }
 
 /// Namespaces that are gone and whose storage is not closed yet.
@@ -464,11 +485,15 @@ mod tests {
         assert_eq!(text(&apply, &slow), format!("- b\n{says}"));
         assert!(status(&slow).ends_with(says));
         assert_eq!(text(&Request::Config, &json!("x = 1\n")), "x = 1\n");
+        let odd = json!({"changes": ["+ a"], "notes": ["host \"foo\": looks odd"]});
+        assert_eq!(text(&apply, &odd), "+ a\nnote: host \"foo\": looks odd\n");
         let shown = status(&json!({
             "version": "1", "provider": "soft", "uptime_seconds": 5, "listeners": ["192.0.2.1:4420"],
             "subsystems": [{"nqn": "nqn.x", "allow_any_host": false, "hosts": ["h"], "namespaces":
                 [{"nsid": 2, "backend": "null", "blocks": 8, "block_size": 512, "read_only": true, "reads": 3}]}],
-            "controllers": [{"subnqn": "nqn.x", "cntlid": 4, "hostnqn": "h", "queues": [{}, {}], "dying": false}],
+            "controllers": [{"subnqn": "nqn.x", "cntlid": 4, "hostnqn": "h", "dying": false,
+                "queues": [{"qid": 0, "reactor": 1}, {"qid": 1, "reactor": 0, "reads": 3, "bytes_read": 1536}]}],
+            "hosts": [{"hostnqn": "h", "queues": 2, "reads": 3, "bytes_read": 1536, "errors": 1}],
             "disconnects": [{"ago_seconds": 7, "peer": "192.0.2.8:1", "hostnqn": "h", "subnqn": "nqn.x", "cntlid": 3,
                 "queues": 2, "detail": "the connection was lost"}, {"ago_seconds": 9, "queues": 1}],
         }));
@@ -478,6 +503,9 @@ mod tests {
              subsystem  nqn.x (1 hosts)\n\
              \x20 namespace 2: null, 8 blocks of 512 B, read-only; 3 reads, 0 writes, 0 errors\n\
              controller 4 of nqn.x: host h, 2 queues\n\
+             \x20 queue 0 on reactor 1: 0 reads of 0 bytes, 0 writes of 0 bytes, 0 errors\n\
+             \x20 queue 1 on reactor 0: 3 reads of 1536 bytes, 0 writes of 0 bytes, 0 errors\n\
+             host       h: 2 queues; 3 reads of 1536 bytes, 0 writes of 0 bytes, 1 errors\n\
              ended      7 s ago: controller 3 of nqn.x, host h, 2 queues, from 192.0.2.8:1: the connection was lost\n\
              ended      9 s ago: no controller, 1 queues, from : \n"
         );

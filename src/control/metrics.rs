@@ -10,7 +10,7 @@ use tiny_http::{Header, Method, Response, Server};
 
 use super::manager::Manager;
 use super::protocol::Failure;
-use crate::target::{Cause, Counters, IoTotals, Latencies, Latency, LatencyReport, Stage, Status};
+use crate::target::{Cause, Counters, IoTotals, Latencies, Latency, LatencyReport, Stage, Status, Traffic};
 
 /// The type that scrapers expect.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -49,6 +49,18 @@ pub(super) fn text(status: &Status, counters: &Counters, latency: &LatencyReport
     each("namespace_writes_total", "Write commands that succeeded.", |io| io.writes);
     each("namespace_written_bytes_total", "Bytes of those.", |io| io.bytes_written);
     each("namespace_errors_total", "Commands that the backend failed.", |io| io.errors);
+    let mut each = |name: &str, help: &str, value: fn(&Traffic) -> u64| {
+        let label = |host: &str| format!("{{hostnqn=\"{}\"}}", escaped(host));
+        let samples: Vec<_> = status.hosts.iter().map(|host| (label(&host.hostnqn), value(&host.io))).collect();
+        family(name, "counter", help, &samples);
+    };
+    each("host_reads_total", "Read and Compare commands of a host that succeeded, on all of its queues.", |io| {
+        io.reads
+    });
+    each("host_read_bytes_total", "Bytes of those.", |io| io.bytes_read);
+    each("host_writes_total", "Write commands of a host that succeeded, on all of its queues.", |io| io.writes);
+    each("host_written_bytes_total", "Bytes of those.", |io| io.bytes_written);
+    each("host_errors_total", "Commands of a host that the backend failed.", |io| io.errors);
     latencies(&mut text, latency);
     text
 }
@@ -206,7 +218,7 @@ fn answer(request: tiny_http::Request, manager: &Manager) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::{NamespaceStatus, SubsystemStatus};
+    use crate::target::{HostStatus, NamespaceStatus, SubsystemStatus};
 
     #[test]
     fn each_family_is_there_once_with_each_namespace() {
@@ -225,17 +237,25 @@ mod tests {
             hosts: Vec::new(),
             namespaces: vec![namespace(1), namespace(2)],
         };
-        let status = Status { subsystems: vec![subsystem], ..Status::default() };
+        let host = |hostnqn: &str| HostStatus {
+            hostnqn: hostnqn.into(),
+            queues: 1,
+            io: Traffic { bytes_written: 4096, errors: 2, ..Traffic::default() },
+        };
+        let hosts = vec![host("nqn.a"), host("nqn.\"b\""), host("nqn.c")];
+        let status = Status { subsystems: vec![subsystem], hosts, ..Status::default() };
         let text = text(&status, &Counters { queues: 7, ..Counters::default() }, &LatencyReport::default());
         assert!(text.contains("\nfarside_queues 7\n"), "{text}");
         assert!(text.contains("farside_namespace_reads_total{nqn=\"nqn.\\\"x\\\"\",nsid=\"2\"} 20\n"), "{text}");
         let families: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
-        assert_eq!(families.len(), 15);
+        assert_eq!(families.len(), 20);
+        assert!(text.contains("farside_host_written_bytes_total{hostnqn=\"nqn.\\\"b\\\"\"} 4096\n"), "{text}");
         for family in &families {
             let name = family.split(' ').nth(2).unwrap();
             let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name)).count();
             let expected = match name {
                 name if name.contains("namespace") => 2,
+                name if name.contains("_host_") => 3,
                 "farside_queues_ended_total" => Cause::ALL.len(),
                 _ => 1,
             };

@@ -10,8 +10,9 @@ use crate::target::TargetError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// What is served, to whom, and how much was done: subsystems, listeners, controllers with their queues, counters; and why
-    /// the latest queues ended, and what drains.
+    /// What is served, to whom, and how much was done: subsystems, listeners, controllers with their queues, hosts, counters;
+    /// and why the latest queues ended, and what drains. Namespaces, queues and hosts have `reads`, `bytes_read`, `writes`,
+    /// `bytes_written` and `errors`; a host's are those of all its queues, of those that ended too.
     Status,
     /// The metrics as text in Prometheus' exposition format.
     Metrics,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::target::{
-    Cause, ControllerStatus, Counters, Disconnect, Draining, Ends, Latencies, Latency, LatencyReport, NamespaceStatus,
-    QueueLatency, Stage, Status, SubsystemStatus,
+    Cause, ControllerStatus, Counters, Disconnect, Draining, Ends, HostStatus, Latencies, Latency, LatencyReport,
+    NamespaceStatus, QueueLatency, QueueStatus, Stage, Status, SubsystemStatus, Traffic,
 };
 
 /// The answer to [`super::Request::Status`].
@@ -18,6 +18,7 @@ pub(super) fn status(status: &Status, counters: &Counters, provider: &str, uptim
         "subsystems": status.subsystems.iter().map(subsystem).collect::<Vec<_>>(),
         "listeners": status.listeners.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "controllers": status.controllers.iter().map(controller).collect::<Vec<_>>(),
+        "hosts": status.hosts.iter().map(host).collect::<Vec<_>>(),
         "draining": draining(&status.draining),
         "counters": {
             "connections_accepted": counters.connections_accepted,
@@ -125,8 +126,27 @@ fn namespace(one: &NamespaceStatus) -> Value {
     })
 }
 
+/// A host with all of its queues, those that ended included.
+fn host(one: &HostStatus) -> Value {
+    with_traffic(json!({ "hostnqn": one.hostnqn, "queues": one.queues }), &one.io)
+}
+
+/// The same words as for a namespace.
+fn with_traffic(mut figures: Value, io: &Traffic) -> Value {
+    let Traffic { reads, bytes_read, writes, bytes_written, errors } = *io;
+    figures["reads"] = reads.into();
+    figures["bytes_read"] = bytes_read.into();
+    figures["writes"] = writes.into();
+    figures["bytes_written"] = bytes_written.into();
+    figures["errors"] = errors.into();
+    figures
+}
+
 fn controller(one: &ControllerStatus) -> Value {
-    let queue = |queue: &crate::target::QueueStatus| json!({ "qid": queue.qid, "reactor": queue.reactor, "idle_ms": queue.idle.as_millis() as u64 });
+    let queue = |queue: &QueueStatus| {
+        let figures = json!({ "qid": queue.qid, "reactor": queue.reactor, "idle_ms": queue.idle.as_millis() as u64 });
+        with_traffic(figures, &queue.io)
+    };
     json!({
         "subnqn": one.subnqn,
         "cntlid": one.cntlid,

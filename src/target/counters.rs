@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use super::causes::Ends;
-use super::namespace::{IoCounters, Published};
+use super::namespace::Published;
 use super::shared::Shared;
+use super::tally::Traffic;
 use crate::rdma::Provider;
 
 /// What a target holds at a moment, all reactors together. With no host connected all but the totals are zero, but for
@@ -58,15 +59,15 @@ pub struct IoTotals {
 
 impl Published {
     pub(crate) fn totals(&self) -> IoTotals {
-        let sum = IoCounters::total(self.counters.iter());
+        let sum: Traffic = self.counters.iter().map(|counters| counters.tally.traffic()).sum();
         IoTotals {
             nqn: self.nqn.to_string(),
             nsid: self.view.nsid,
-            reads: sum.read_commands,
+            reads: sum.reads,
             bytes_read: sum.bytes_read,
-            writes: sum.write_commands,
+            writes: sum.writes,
             bytes_written: sum.bytes_written,
-            errors: sum.media_errors,
+            errors: sum.errors,
         }
     }
 }

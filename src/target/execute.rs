@@ -18,6 +18,7 @@ use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use super::shared::{ControlMessage, Fence, QueueRef};
 use super::shutdown::is_shutdown;
+use super::tally::Tally;
 use crate::backend::{Io, IoData, IoDone, IoError, IoOp, Submit};
 use crate::mem::PAGE;
 use crate::mutation::{self, Mutation};
@@ -201,9 +202,9 @@ impl<P: Provider> Reactor<P> {
             && !request.is_compare()
             && !has_several_operations(&command);
         if plain && self.awaited.is_empty() && self.aborts.is_empty() && !self.timing {
-            let (cid, len) = (request.cid, request.data_len);
+            let (cid, len, at) = (request.cid, request.data_len, request.queue);
             request.completion = Completion::success(cid);
-            self.namespaces[namespace].counters[self.index as usize].count(&command, len, true);
+            self.tally(at, namespace, &command, len, true);
             return self.respond(id, now);
         }
         if request.state == State::Orphan {
@@ -228,7 +229,7 @@ impl<P: Provider> Reactor<P> {
         }
         let request = &self.requests[id];
         let cid = request.cid;
-        self.namespaces[namespace].counters[self.index as usize].count(&command, request.data_len, result.is_ok());
+        self.tally(request.queue, namespace, &command, request.data_len, result.is_ok());
         let mut status = match result {
             Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),
@@ -251,6 +252,14 @@ impl<P: Provider> Reactor<P> {
             status = self.record_failure(id, status, now);
         }
         self.finish(id, Completion::failed(cid, status), now);
+    }
+
+    /// Counts a command that ended in the backend, for its namespace and its queue.
+    #[inline(always)]
+    fn tally(&self, at: u32, namespace: u32, command: &IoCommand, bytes: u32, success: bool) {
+        let Some(queue) = self.queues.get(at as usize) else { return };
+        let both = [&self.namespaces[namespace].counters[self.index as usize].tally, &queue.activity.tally];
+        Tally::count(both, command, bytes, success);
     }
 
     /// Whether a command of several operations has another.

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::namespace::IoCounters;
 use super::reactor::Reactor;
 use super::request::{Direction, Job, RequestId};
 use super::shared::Message;
+use super::tally;
 use crate::rdma::Provider;
 
 /// A part of a command's way.
@@ -83,8 +83,8 @@ struct Histogram {
 
 impl Histogram {
     fn record(&self, nanos: u64) {
-        IoCounters::add(&self.buckets[bucket(nanos)], 1);
-        IoCounters::add(&self.nanos, nanos);
+        tally::add(&self.buckets[bucket(nanos)], 1);
+        tally::add(&self.nanos, nanos);
     }
 }
 

@@ -25,6 +25,7 @@ use super::namespace::{Instance, IoCounters, Published};
 use super::reactor::Reactor;
 use super::removal::{DrainBook, Draining};
 use super::shared::{Control, ControlMessage};
+use super::tally::{Past, Traffic};
 use super::zones::ZoneTurns;
 use crate::config::derive_serial;
 use crate::rdma::{Provider, RdmaError};
@@ -111,8 +112,21 @@ pub struct Status {
     pub listeners: Vec<SocketAddr>,
     /// Controllers, those of the discovery subsystem included.
     pub controllers: Vec<ControllerStatus>,
+    /// Hosts that have a queue, or had one lately, by NQN: all of their queues together.
+    pub hosts: Vec<HostStatus>,
     /// Namespaces that were removed and whose storage is not closed yet.
     pub draining: Vec<Draining>,
+}
+
+/// One host of a [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostStatus {
+    /// Its NQN.
+    pub hostnqn: String,
+    /// Its connected queues, admin queues included.
+    pub queues: usize,
+    /// What it did on these and on those that ended. It begins anew when the host was gone and 256 others ended after it.
+    pub io: Traffic,
 }
 
 /// One subsystem of a [`Status`].
@@ -188,6 +202,8 @@ pub struct QueueStatus {
     pub reactor: u32,
     /// Time since its last command.
     pub idle: Duration,
+    /// What was done on it.
+    pub io: Traffic,
 }
 
 impl Target {
@@ -518,15 +534,30 @@ fn status(control: &Control, now: Duration) -> Status {
                 qid: queue.qid,
                 reactor: queue.key.reactor,
                 idle: now.saturating_sub(queue.activity.last()),
+                io: queue.activity.tally.traffic(),
             })
             .collect(),
     });
+    let controllers: Vec<ControllerStatus> = controllers.collect();
     Status {
         subsystems: subsystems.collect(),
         listeners: registry.listeners().iter().map(|listener| listener.addr).collect(),
-        controllers: controllers.collect(),
+        hosts: hosts(&controllers, &control.past),
+        controllers,
         draining: Vec::new(),
     }
+}
+
+/// Sums by host.
+fn hosts(controllers: &[ControllerStatus], past: &Past) -> Vec<HostStatus> {
+    let mut sums: BTreeMap<&str, (usize, Traffic)> = past.iter().map(|(host, io)| (host, (0, io))).collect();
+    for controller in controllers {
+        let (queues, io) = sums.entry(&controller.hostnqn).or_default();
+        *queues += controller.queues.len();
+        controller.queues.iter().for_each(|queue| *io += queue.io);
+    }
+    let host = |(host, (queues, io)): (&str, _)| HostStatus { hostnqn: host.to_owned(), queues, io };
+    sums.into_iter().map(host).collect()
 }
 
 impl Published {

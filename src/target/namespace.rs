@@ -7,12 +7,12 @@ use nvme::gate::{Gate, Sender};
 use nvme::io::{IoCommand, NamespaceView};
 use nvme::registry::SubsystemId;
 use nvme::status::Status;
-use nvme::zns::ZoneCommand;
 
 use super::latency::Stages;
 use super::limits::Limiter;
 use super::locks::{LockId, NamespaceKey, RangeLock};
 use super::request::RequestId;
+use super::tally::{Tally, Traffic};
 use super::zones::ZoneTurns;
 use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueContext, Submit};
 
@@ -20,11 +20,7 @@ use crate::backend::{Backend, BackendError, Io, IoDone, IoError, IoQueue, QueueC
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct IoCounters {
-    pub(crate) reads: AtomicU64,
-    pub(crate) writes: AtomicU64,
-    pub(crate) bytes_read: AtomicU64,
-    pub(crate) bytes_written: AtomicU64,
-    pub(crate) media_errors: AtomicU64,
+    pub(crate) tally: Tally,
     /// How long I/O commands that succeeded took.
     pub(crate) stages: Stages,
 }
@@ -32,37 +28,15 @@ pub(crate) struct IoCounters {
 impl IoCounters {
     /// Sum over the reactors, as the registry takes it.
     pub(crate) fn total<'a>(all: impl Iterator<Item = &'a Self>) -> nvme::registry::IoCounters {
-        let mut total = nvme::registry::IoCounters::default();
-        for counters in all {
-            total.read_commands += counters.reads.load(Ordering::Relaxed);
-            total.write_commands += counters.writes.load(Ordering::Relaxed);
-            total.bytes_read += counters.bytes_read.load(Ordering::Relaxed);
-            total.bytes_written += counters.bytes_written.load(Ordering::Relaxed);
-            total.media_errors += counters.media_errors.load(Ordering::Relaxed);
+        let sum: Traffic = all.map(|counters| counters.tally.traffic()).sum();
+        nvme::registry::IoCounters {
+            read_commands: sum.reads,
+            bytes_read: sum.bytes_read,
+            write_commands: sum.writes,
+            bytes_written: sum.bytes_written,
+            media_errors: sum.errors,
+            ..nvme::registry::IoCounters::default()
         }
-        total
-    }
-
-    /// A command of `bytes` ended in the backend.
-    #[inline]
-    pub(crate) fn count(&self, command: &IoCommand, bytes: u32, success: bool) {
-        match command {
-            _ if !success => Self::add(&self.media_errors, 1),
-            IoCommand::Read { .. } | IoCommand::Compare { .. } => {
-                Self::add(&self.reads, 1);
-                Self::add(&self.bytes_read, bytes.into());
-            }
-            IoCommand::Write { .. } | IoCommand::Zone(ZoneCommand::Append { .. }) => {
-                Self::add(&self.writes, 1);
-                Self::add(&self.bytes_written, bytes.into());
-            }
-            _ => {}
-        }
-    }
-
-    /// Adds without a locked instruction: one writer.
-    pub(crate) fn add(counter: &AtomicU64, amount: u64) {
-        counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 }
 

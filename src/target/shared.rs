@@ -1,6 +1,6 @@
 //! What the threads of a target share: the registry, where each queue lives, mailboxes and budgets.
 //!
-//! Nothing here is touched per I/O but two relaxed atomics: a queue's activity stamp (written by its reactor alone) and a
+//! Nothing here is touched per I/O but relaxed atomics: a queue's activity stamp and counters (written by its reactor alone) and a
 //! host's fence (read, and written only when a connection died with writes under way).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -28,6 +28,7 @@ use super::mailbox::Mailbox;
 use super::namespace::{Instance, IoCounters, Published};
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
+use super::tally::{Past, Tally};
 use super::ticket::Ticket;
 use super::zones::ZoneTurns;
 use crate::rdma::{ConnId, DeviceId, Provider, RdmaError};
@@ -53,6 +54,7 @@ pub(crate) struct QueueRef {
 pub(crate) struct Activity {
     /// When it last carried a command, in nanoseconds of the target's clock.
     last: AtomicU64,
+    pub(crate) tally: Tally,
     /// How long its commands took.
     pub(crate) stages: Stages,
 }
@@ -121,6 +123,8 @@ pub(crate) struct Control {
     held_events: VecDeque<Event>,
     /// Controllers whose shutdown ends when their I/O queues are gone.
     pub(crate) shutting_down: Vec<ControllerId>,
+    /// What hosts did on queues that ended.
+    pub(crate) past: Past,
 }
 
 impl Control {
@@ -134,6 +138,7 @@ impl Control {
             changes: 0,
             held_events: VecDeque::new(),
             shutting_down: Vec::new(),
+            past: Past::default(),
         }
     }
 

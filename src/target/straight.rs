@@ -19,6 +19,7 @@ use super::memory::Home;
 use super::queue::Life;
 use super::reactor::Reactor;
 use super::request::{Direction, HostData, Job, State, Subject, Tag, TagKind};
+use super::tally::Tally;
 use crate::backend::{Io, IoData, IoDone, IoOp, Submit};
 use crate::rdma::{Completion, Provider, Sge, WcStatus};
 
@@ -147,7 +148,8 @@ impl<P: Provider> Reactor<P> {
                 return Reached::End;
             }
         };
-        namespace.counters[self.index as usize].count(&io, len, true);
+        let both = [&namespace.counters[self.index as usize].tally, &queue.activity.tally];
+        Tally::count(both, &io, len, true);
         request.state = State::Responding;
         let buffer = data.map(|data| data.buffer);
         let written = match (to, &buffer) {

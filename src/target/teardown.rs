@@ -182,10 +182,14 @@ impl<P: Provider> Reactor<P> {
             return;
         }
         let (qid, association, key) = (queue.request.qid, queue.association.clone(), queue.key);
+        let traffic = queue.activity.tally.traffic();
         self.forget_queue(at);
         if let Some(association) = association {
             let ctrl = association.ctrl;
             self.shared.with_control(|control| {
+                if let Some(info) = control.registry.controller(ctrl) {
+                    control.past.note(&info.hostnqn.to_string(), traffic);
+                }
                 let empty = control.queues.get_mut(&ctrl).is_none_or(|queues| {
                     queues.retain(|queue| queue.key != key);
                     queues.is_empty()

@@ -1,0 +1,150 @@
+//! What was done, in commands and bytes: counted by the one reactor that does it, added up by whoever asks.
+
+use std::collections::VecDeque;
+use std::iter::Sum;
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvme::io::IoCommand;
+use nvme::zns::ZoneCommand;
+
+/// What hosts did with something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Read and Compare commands that succeeded.
+    pub reads: u64,
+    /// Bytes of those.
+    pub bytes_read: u64,
+    /// Write and Zone Append commands that succeeded.
+    pub writes: u64,
+    /// Bytes of those.
+    pub bytes_written: u64,
+    /// Commands of any kind that the backend failed.
+    pub errors: u64,
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.reads += other.reads;
+        self.bytes_read += other.bytes_read;
+        self.writes += other.writes;
+        self.bytes_written += other.bytes_written;
+        self.errors += other.errors;
+    }
+}
+
+impl Sum for Traffic {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |mut sum, one| {
+            sum += one;
+            sum
+        })
+    }
+}
+
+/// Counters with one writer, the reactor that does the work.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Tally {
+    /// A command of `bytes` ended in the backend: counts for its namespace and for its queue.
+    #[inline]
+    pub(crate) fn count(both: [&Self; 2], command: &IoCommand, bytes: u32, success: bool) {
+        match command {
+            _ if !success => both.into_iter().for_each(|one| add(&one.errors, 1)),
+            IoCommand::Read { .. } | IoCommand::Compare { .. } => both.into_iter().for_each(|one| {
+                add(&one.reads, 1);
+                add(&one.bytes_read, bytes.into());
+            }),
+            IoCommand::Write { .. } | IoCommand::Zone(ZoneCommand::Append { .. }) => {
+                both.into_iter().for_each(|one| {
+                    add(&one.writes, 1);
+                    add(&one.bytes_written, bytes.into());
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// What was counted so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Traffic {
+            reads: get(&self.reads),
+            bytes_read: get(&self.bytes_read),
+            writes: get(&self.writes),
+            bytes_written: get(&self.bytes_written),
+            errors: get(&self.errors),
+        }
+    }
+}
+
+/// Adds without a locked instruction: one writer.
+#[inline]
+pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+}
+
+/// How many hosts without a queue are remembered.
+const REMEMBERED: usize = 256;
+
+/// What was done on queues that ended, by host; of those that came back last. A host that invents names for itself pushes out
+/// others' past, and takes no more memory.
+#[derive(Debug, Default)]
+pub(crate) struct Past(VecDeque<(String, Traffic)>);
+
+impl Past {
+    /// A queue of this host ended.
+    pub(crate) fn note(&mut self, host: &str, traffic: Traffic) {
+        let known = self.0.iter().position(|(known, _)| known == host);
+        let (name, mut sum) =
+            known.and_then(|at| self.0.remove(at)).unwrap_or_else(|| (host.to_owned(), Traffic::default()));
+        sum += traffic;
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((name, sum));
+    }
+
+    /// Each host with what it did.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Traffic)> {
+        self.0.iter().map(|(host, traffic)| (host.as_str(), *traffic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn past_adds_up_by_host_and_keeps_the_latest() {
+        let mut past = Past::default();
+        let one = Traffic { reads: 1, bytes_read: 512, ..Traffic::default() };
+        past.note("old", one);
+        (0..REMEMBERED).for_each(|at| past.note(&format!("host {at}"), one));
+        past.note("host 0", one);
+        past.note("new", Traffic { errors: 3, ..Traffic::default() });
+        let all: Vec<_> = past.iter().collect();
+        assert_eq!(all.len(), REMEMBERED);
+        let of = |host: &str| all.iter().find(|(known, _)| *known == host).map(|(_, traffic)| *traffic);
+        assert_eq!(of("host 0"), Some(Traffic { reads: 2, bytes_read: 1024, ..Traffic::default() }));
+        assert_eq!((of("old"), of("host 1")), (None, None), "the longest gone make room");
+        assert_eq!(of("new").map(|traffic| traffic.errors), Some(3));
+    }
+
+    #[test]
+    fn both_sides_of_a_command_are_counted() {
+        let (namespace, queue) = (Tally::default(), Tally::default());
+        let write = IoCommand::Write { slba: 0, blocks: 8, fua: false };
+        Tally::count([&namespace, &queue], &write, 4096, true);
+        Tally::count([&namespace, &queue], &write, 4096, false);
+        let expected = Traffic { writes: 1, bytes_written: 4096, errors: 1, ..Traffic::default() };
+        assert_eq!((namespace.traffic(), queue.traffic()), (expected, expected));
+    }
+}
