@@ -4,6 +4,8 @@
 mod doctor;
 mod foreign;
 mod hostile;
+mod killed;
+mod logged;
 mod many;
 #[cfg(target_arch = "x86_64")]
 mod seccomp;
