@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use farside::target::Cause;
+
 /// Documents, and how many tests each names at least.
 const DOCUMENTS: [(&str, usize); 3] = [("README.md", 0), ("tests/FEATURES.md", 80), ("tests/FIELD-REPORTS.md", 80)];
 
@@ -82,6 +84,41 @@ fn every_row_of_the_features_has_a_test_or_a_reason() {
         }
     }
     assert!(count > 80, "only {count} rows");
+}
+
+/// Causes of a queue's end that no test of the whole target provokes, and why.
+const UNPROVOKED: [(Cause, &str); 8] = [
+    (
+        Cause::ConnectionLost,
+        "a device's word of its own, or a failed post: the in-process and the software provider have neither",
+    ),
+    (Cause::LocalLength, "a buffer of ours that is too short: a fault of the target, which has none that is known"),
+    (Cause::LocalProtection, "a key of ours that is wrong: a fault of the target, which has none that is known"),
+    (Cause::Flushed, "follows from a failure that tells more, and is replaced by it"),
+    (Cause::OtherStatus, "a status that only some devices have"),
+    (
+        Cause::AuthenticationTimedOut,
+        "two minutes: `authenticate.rs::host_that_takes_too_long_loses_its_controller` has the clock",
+    ),
+    (Cause::Transport, "a call of the registry that the RDMA transport never makes"),
+    (Cause::TargetStops, "nobody is left to ask: it is in the log"),
+];
+
+/// Each cause is asserted by a scenario of `tests/hosts`, or has a reason why not.
+#[test]
+fn every_cause_of_an_end_is_provoked_or_has_a_reason() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts"), &mut files);
+    // That there was none asserts nothing.
+    let lines: Vec<&str> =
+        files.iter().flat_map(|(_, text)| text.lines()).filter(|line| !line.contains("), 0)")).collect();
+    for cause in Cause::ALL {
+        let name = format!("Cause::{cause:?}");
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric());
+        let provoked = lines.iter().any(|line| line.split(&name).skip(1).any(ends));
+        let reason = UNPROVOKED.iter().find(|(known, _)| *known == cause);
+        assert_eq!(provoked, reason.is_none(), "{name}: provoked, or in UNPROVOKED with its reason: {reason:?}");
+    }
 }
 
 /// Lessons 1 to 29 and holes H1 to H6 each have a row, and a test or a reason.

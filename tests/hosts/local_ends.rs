@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use farside::host::raw::RawQueue;
 use farside::host::wire;
 use farside::rdma::local::WorkKind;
+use farside::target::Cause;
 
+use crate::raw_ends::counted;
 use crate::rig::{LIMIT, LocalRig, Raw, Rig, Setup, settles, until};
 
 type LocalSetup = Setup<LocalRig>;
@@ -148,5 +150,6 @@ fn connection_that_could_not_be_made_is_one_line_with_its_ends_and_the_reason() 
             let ours: Vec<&str> = text.lines().filter(|line| line.contains(reason) && line.contains(&local)).collect();
             ours.len() == 1 && ours[0].contains("peer=") && ours[0].contains("qid=0")
         });
+        counted(&setup, Cause::AcceptFailed, 1);
     }
 }

@@ -8,8 +8,9 @@ use farside::host::raw::RawQueue;
 use farside::host::wire;
 use farside::host::{Host, HostEvent, HostOptions, Reconnect};
 use farside::rdma::local::{LocalOptions, WorkKind};
-use farside::target::Options;
+use farside::target::{Cause, Options};
 
+use crate::raw_ends::counted;
 use crate::rig::{LIMIT, LocalRig, NQN, Rig, Setup, settles, small, until};
 
 type LocalSetup = Setup<LocalRig>;
@@ -244,6 +245,8 @@ fn removed_device_takes_its_connections_and_a_restored_one_is_listened_on_again(
     setup.rig.local.faults().remove_device();
     assert!(raw.host.end_of(io, LIMIT).is_some());
     drop(raw);
+    // The admin queue and the I/O queue.
+    counted(&setup, Cause::DeviceRemoved, 2);
     settles(&setup.rig.local, "the device's queue pairs", |counters| counters.queue_pairs == 0);
     setup.rig.local.faults().restore_device();
     let deadline = std::time::Instant::now() + LIMIT;
@@ -254,6 +257,30 @@ fn removed_device_takes_its_connections_and_a_restored_one_is_listened_on_again(
     }
     let (_, io) = setup.raw_as(2).bring_up();
     let _ = io;
+}
+
+/// What the target's own device says of a peer that does not answer, or has no receive.
+#[test]
+fn peers_that_do_not_answer_are_told_apart() {
+    let setup = LocalSetup::start();
+    let (mut raw, _, io) = setup.ready();
+    setup.faults.stall();
+    raw.host.send(io, &wire::block_command(8, 1, 0, 1).cid(1).0).expect("sent");
+    let target = setup.target.as_ref().expect("running");
+    until("the disk has it", || target.counters().requests == 1);
+    let conn = raw.host.conn(io).expect("connected");
+    setup.rig.local.faults().cut(conn);
+    setup.faults.release();
+    counted(&setup, Cause::RetryExceeded, 1);
+    setup.rig.local.faults().fatal_rnr(true);
+    // Three answers at once, and one receive.
+    let deaf = raw.queue(RawQueue { receives: 1, ..RawQueue::new(2, 32) }).expect("a connection");
+    assert!(raw.connect_io(deaf, 2, 31).status().is_success());
+    for cid in 0..3 {
+        raw.host.post(deaf, &wire::block_command(8, 2, 0, 1).cid(cid).0).expect("posted");
+    }
+    raw.host.turn();
+    counted(&setup, Cause::RnrRetryExceeded, 1);
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod raw_paths;
 mod raw_reserve;
 mod raw_rewrite;
 mod raw_shares;
+mod raw_told;
 mod raw_transfer;
 mod raw_zone_runs;
 mod raw_zoned;
@@ -209,11 +210,19 @@ macro_rules! every_scenario {
             raw_ends {
                 queues_tell_why_they_ended,
                 keep_alive_shutdown_and_stop_are_told_apart,
+                commands_replacements_and_operators_are_told_apart,
+            }
+            raw_told {
+                atomic_write_units_are_one_block,
+                rotational_storage_is_told,
+                queues_without_flow_control_are_told_no_head,
+                thousand_and_twenty_four_namespaces_are_served,
             }
             raw_limits {
                 whole_queue_at_once_is_served,
                 stalled_disk_leaves_admin_commands_alone,
                 aborts_of_stalled_commands_are_answered_and_harm_nobody,
+                aborted_commands_end_while_the_disk_is_stalled,
                 connections_without_a_connect_command_are_closed,
                 vanished_host_is_forgotten_after_its_keep_alive,
                 io_alone_keeps_the_association_alive,
@@ -227,6 +236,12 @@ macro_rules! every_scenario {
 
 mod local {
     every_scenario!(crate::rig::LocalRig);
+
+    /// Needs a machine with no other target on it.
+    #[test]
+    fn wildcard_listener_is_told_as_the_address_that_was_reached() {
+        crate::raw_told::wildcard_listener_is_told_as_the_address_that_was_reached();
+    }
 }
 
 mod soft {

@@ -1,12 +1,15 @@
 //! Why queues ended, as the target tells it.
 
-use farside::host::wire;
-use farside::target::{Cause, Disconnect};
+use std::time::Duration;
 
-use crate::rig::{HOST_NQN, LIMIT, NQN, Rig, Setup, small, until};
+use farside::host::raw::RawQueueId;
+use farside::host::wire::{self, Sqe};
+use farside::target::{Admission, Cause, Disconnect, Duplicates, Options};
+
+use crate::rig::{HOST_NQN, LIMIT, NQN, OTHER_NQN, Raw, Rig, Setup, small, until};
 
 /// Waits until a cause was counted this often; the latest ends.
-fn counted<R: Rig>(setup: &Setup<R>, cause: Cause, count: u64) -> Vec<Disconnect> {
+pub(crate) fn counted<R: Rig>(setup: &Setup<R>, cause: Cause, count: u64) -> Vec<Disconnect> {
     let target = setup.target.as_ref().expect("running");
     until(&format!("{count} of {cause:?}"), || target.counters().ends.of(cause) >= count);
     assert_eq!(target.counters().ends.of(cause), count, "{cause:?}");
@@ -78,4 +81,52 @@ pub(crate) fn keep_alive_shutdown_and_stop_are_told_apart<R: Rig>() {
     let target = setup.target.take().expect("running");
     assert_eq!(target.counters().ends.of(Cause::TargetStops), 0);
     drop(target);
+}
+
+/// A queue of this host ends, and that is counted for this cause, once.
+fn ends<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, queue: RawQueueId, cause: Cause) {
+    assert!(raw.host.end_of(queue, LIMIT).is_some(), "{cause:?}: it does not end");
+    counted(setup, cause, 1);
+}
+
+pub(crate) fn commands_replacements_and_operators_are_told_apart<R: Rig>() {
+    let options = Options { subsystem_reset: true, connect_timeout: Duration::from_secs(1), ..small() };
+    let setup = Setup::<R>::with(R::new(), options);
+    let target = setup.target.as_ref().expect("running");
+    let mut silent = setup.raw_as(9);
+    let queue = silent.good_queue(0, 32);
+    ends(&setup, &mut silent, queue, Cause::NeverConnected);
+    // The Disconnect command of an I/O queue; then the admin queue goes and takes the other one along.
+    let (mut raw, admin, io) = setup.ready();
+    raw.host.send(io, &Sqe::fabrics(0x08).cid(1).0).expect("sent");
+    ends(&setup, &mut raw, io, Cause::DisconnectCommand);
+    let io = raw.io_up(2, 32);
+    raw.host.close(admin);
+    ends(&setup, &mut raw, io, Cause::AdminQueueClosed);
+    // The same host once more takes its own place.
+    let admission = Admission { duplicates: Duplicates::Replace, ..Admission::default() };
+    target.set_admission(NQN, admission).expect("set");
+    let mut old = setup.raw();
+    let replaced = old.admin_up();
+    let mut new = setup.raw();
+    let admin = new.admin_up();
+    ends(&setup, &mut old, replaced, Cause::Replaced);
+    // NSSR ends the queues of others; its own is answered and disconnected.
+    let mut other = setup.raw_as(3);
+    other.hostnqn = "nqn.2014-08.org.example:other".into();
+    let reset = other.admin_up();
+    assert!(new.call(admin, wire::property_set(0x20, 0x4e56_4d65)).status().is_success());
+    ends(&setup, &mut other, reset, Cause::SubsystemReset);
+    assert!(new.host.end_of(admin, LIMIT).is_some(), "who reset it stays connected");
+    target.allow_host(NQN, HOST_NQN).expect("allowed");
+    target.set_allow_any_host(NQN, false).expect("only listed hosts");
+    let mut raw = setup.raw();
+    let admin = raw.admin_up();
+    target.remove_host(NQN, HOST_NQN).expect("removed");
+    ends(&setup, &mut raw, admin, Cause::HostRemoved);
+    let mut raw = setup.raw();
+    raw.subnqn = OTHER_NQN.into();
+    let admin = raw.admin_up();
+    target.remove_subsystem(OTHER_NQN).expect("removed");
+    ends(&setup, &mut raw, admin, Cause::SubsystemRemoved);
 }

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use farside::host::raw::RawQueue;
+use farside::host::raw::{RawQueue, RawQueueId};
 use farside::host::wire::{self, Sqe};
 use farside::target::Options;
 use nvme::Status;
 
-use crate::rig::{BLOCK, LIMIT, Rig, Setup, assert_status, small};
+use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until};
 
 pub(crate) fn whole_queue_at_once_is_served<R: Rig>() {
     let setup = Setup::<R>::start();
@@ -106,6 +106,68 @@ pub(crate) fn aborts_of_stalled_commands_are_answered_and_harm_nobody<R: Rig>() 
     raw.host.give(buffer);
     raw.alive(io);
     bystander.check();
+}
+
+/// Brings the disk to a stand, and a command of each opcode to it.
+fn stall_with<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, io: RawQueueId, sgl: [u8; 16], opcodes: &[u8]) {
+    setup.faults.stall();
+    for (cid, opcode) in (0u16..).zip(opcodes) {
+        let sqe = wire::block_command(*opcode, 1, u64::from(cid) * 8, 8);
+        raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
+    }
+    let target = setup.target.as_ref().expect("running");
+    until("the target has every command", || {
+        raw.host.turn();
+        target.counters().requests == opcodes.len()
+    });
+    // And by now the disk has them.
+    std::thread::sleep(Duration::from_millis(20));
+    raw.host.turn();
+}
+
+/// Dword 0, bit 0 of the answer to Abort: 0 = the command was aborted.
+fn abort<R: Rig>(raw: &mut Raw<R>, admin: RawQueueId, cid: u16) -> bool {
+    let response = raw.call(admin, Sqe::new(0x08).cdw(10, 1 | u32::from(cid) << 16));
+    assert!(response.status().is_success(), "Abort: {}", response.status());
+    response.dword0() & 1 == 0
+}
+
+pub(crate) fn aborted_commands_end_while_the_disk_is_stalled<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let (mut raw, admin, io) = setup.ready();
+    let buffer = raw.host.take(4096).expect("memory");
+    let sgl = raw.keyed(&buffer, 4096);
+    // Write, Read, Compare, Write Zeroes.
+    let opcodes = [1, 2, 5, 8, 1, 2, 5, 8];
+    stall_with(&setup, &mut raw, io, sgl, &opcodes);
+    for cid in 0..4 {
+        assert!(abort(&mut raw, admin, cid), "opcode {}: not aborted", opcodes[usize::from(cid)]);
+        let response = raw.host.response(io, LIMIT).expect("an answer while the disk is stalled");
+        assert_eq!(response.cid(), cid);
+        assert_status(&response, Status::ABORT_REQUESTED, "an aborted command");
+    }
+    assert!(!abort(&mut raw, admin, 0x77), "a command that there is not was aborted");
+    assert_eq!(raw.host.waiting(io), 0, "the others wait for the disk");
+    setup.faults.release();
+    for _ in 4..8 {
+        let response = raw.host.response(io, LIMIT).expect("an answer");
+        let expected = [Status::SUCCESS.code(), Status::COMPARE_FAILURE.code()];
+        assert!(response.cid() >= 4 && expected.contains(&response.status().code()), "{}", response.status());
+    }
+    // A disk that cannot end a command early: the host is told that it goes on, and it does.
+    setup.faults.ignore_cancel(true);
+    stall_with(&setup, &mut raw, io, sgl, &[2, 8]);
+    for cid in 0..2 {
+        assert!(!abort(&mut raw, admin, cid), "the disk has it, and it was called aborted");
+    }
+    assert_eq!(raw.host.waiting(io), 0, "answered before the disk did it");
+    setup.faults.release();
+    for _ in 0..2 {
+        let response = raw.host.response(io, LIMIT).expect("an answer");
+        assert!(response.status().is_success(), "{}", response.status());
+    }
+    raw.host.give(buffer);
+    raw.alive(io);
 }
 
 pub(crate) fn who_takes_no_answers_is_closed_and_nobody_else<R: Rig>() {
