@@ -8,7 +8,7 @@ use std::time::Duration;
 use farside::backend::{self, BackendSpec, Memory, Null, Source};
 use farside::host::raw::{RawQueue, RawQueueId};
 use farside::host::wire::{self, Sqe};
-use farside::target::{NamespaceSpec, SubsystemSpec};
+use farside::target::{NamespaceSpec, Status as TargetStatus, SubsystemSpec, Traffic};
 use nvme::Status;
 
 use crate::rig::{BLOCK, DISCOVERY_NQN, HOST_NQN, LIMIT, NQN, OTHER_NQN, Raw, Rig, Setup, assert_status, until};
@@ -264,4 +264,21 @@ pub(crate) fn status_tells_who_is_connected<R: Rig>() {
     let two = &subsystem.namespaces[1];
     assert_eq!((two.nsid, two.blocks * u64::from(two.block_size)), (2, 64 << 20));
     assert_eq!((two.io.writes, two.io.bytes_written), (1, 8 * BLOCK as u64));
+    // What failed counts too, for its queue and its host; and stays when the queue is gone.
+    setup.faults.fail_next(1);
+    assert!(raw.read(io, 1, 0, 1).is_err(), "a disk that fails");
+    let mut expected = Traffic { writes: 1, bytes_written: 8 * BLOCK as u64, errors: 1, ..Traffic::default() };
+    let host = |status: &TargetStatus| match &status.hosts[..] {
+        [host] => (host.hostnqn.clone(), host.queues, host.io),
+        others => panic!("{others:?}"),
+    };
+    let status = target.status();
+    let one = status.controllers[0].queues.iter().find(|queue| queue.qid == 1).expect("connected");
+    assert_eq!((one.io, host(&status)), (expected, (HOST_NQN.to_owned(), 2, expected)));
+    raw.host.close(io);
+    until("its queue is gone", || host(&target.status()).1 == 1);
+    let io = raw.io_up(2, 16);
+    assert_eq!(raw.read(io, 2, 0, 8).expect("a read").len(), 8 * BLOCK);
+    (expected.reads, expected.bytes_read) = (1, 8 * BLOCK as u64);
+    assert_eq!(host(&target.status()), (HOST_NQN.to_owned(), 2, expected));
 }
