@@ -32,6 +32,19 @@ impl Coverage {
         }
     }
 
+    /// With every fault and event, reached or not, so that one that no run reaches is seen. What is counted below is counted in
+    /// every run, also when it is none.
+    pub(crate) fn of_everything() -> Self {
+        let mut all = Self::default();
+        for fault in Fault::ALL {
+            all.add("fault", &format!("{fault:?}"), 0);
+        }
+        for event in What::NAMES {
+            all.add("event", event, 0);
+        }
+        all
+    }
+
     /// What was never reached.
     pub(crate) fn missing(&self) -> Vec<String> {
         self.0.iter().filter(|(_, count)| **count == 0).map(|((area, what), _)| format!("{area}: {what}")).collect()
@@ -147,6 +160,9 @@ impl Coverage {
 }
 
 impl What {
+    pub(crate) const NAMES: [&str; 7] =
+        ["cut off", "receives held", "buffers hogged", "host reboot", "target reboot", "power cut", "disk stall"];
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::CutOff { .. } => "cut off",

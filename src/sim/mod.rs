@@ -5,8 +5,8 @@
 //! [`Driver`] turns a [`Host`](crate::host::Host); both use [`Soft`], whose sockets are [`Port`]s of a simulated network and
 //! whose clock is the [`World`]'s. What is not: the kernel, threads, io_uring ([`SimDisk`] is the backend).
 //!
-//! A run ([`run`]) has three hosts, 1,000 commands in all and three kinds of faults or more ([`Plan`]). Time jumps from event
-//! to event. What must hold, or the run fails with its seed:
+//! A run ([`run`]) has three hosts, 1,000 commands in all and three kinds of faults or more ([`Plan`]), and counts as one when
+//! three of them made a difference. Time jumps from event to event. What must hold, or the run fails with its seed:
 //! * every command is answered once, or dies with its host; none fails unless the disk does;
 //! * what is read is what was written: see [`Model`], also for power cuts and failed writes;
 //! * no connection is lost without a cause: loss, delay and the like are for the transport to heal;
@@ -145,7 +145,7 @@ impl Sim {
             seed,
             hosts,
             endings: Vec::new(),
-            coverage: Coverage::default(),
+            coverage: Coverage::of_everything(),
             steps: 0,
             plan,
         };
@@ -423,6 +423,9 @@ impl Sim {
             self.coverage.hit("fault", &format!("{fault:?}"));
         }
         self.coverage.add("run", "kinds of faults that acted", acted.len() as u64);
+        let enough = Fault::listed_kinds(&acted) >= LEAST_FAULTS;
+        self.coverage.hit("run", "runs");
+        self.coverage.add("run", ENOUGH_FAULTS, enough.into());
         Ok(())
     }
 
@@ -433,5 +436,9 @@ impl Sim {
     }
 }
 
+/// Listed kinds of faults that have to act in a run for it to count ([`Fault::LISTED`]).
+const LEAST_FAULTS: usize = 3;
+/// The name of the count of those runs.
+const ENOUGH_FAULTS: &str = "three listed kinds of faults acted";
 /// Far more than any run takes.
 const MOST_STEPS: u64 = 3_000_000;

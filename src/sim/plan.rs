@@ -57,6 +57,28 @@ impl Fault {
         Self::Corruption,
         Self::Congestion,
     ];
+
+    /// Those of which every run has three kinds or more; the others come on top.
+    pub(crate) const LISTED: [Self; 11] = [
+        Self::Loss,
+        Self::Reorder,
+        Self::Duplication,
+        Self::Delay,
+        Self::DeadPeer,
+        Self::Rnr,
+        Self::FullQueues,
+        Self::CmLoss,
+        Self::HostReboot,
+        Self::TargetReboot,
+        Self::DiskErrors,
+    ];
+
+    /// Listed kinds among `faults`; a reboot is one kind, whoever reboots.
+    pub(crate) fn listed_kinds(faults: &[Self]) -> usize {
+        let has = |fault: &&Self| faults.contains(fault);
+        let both = [Self::HostReboot, Self::TargetReboot].iter().all(|fault| has(&fault));
+        Self::LISTED.iter().filter(has).count() - usize::from(both)
+    }
 }
 
 /// Something that happens once so many commands are done.
@@ -133,10 +155,16 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(rng: &mut Rng) -> Self {
-        let mut faults = Fault::ALL.to_vec();
+        let (mut listed, mut others) = (Fault::LISTED.to_vec(), Fault::ALL.to_vec());
+        others.retain(|fault| !Fault::LISTED.contains(fault));
+        let draw = |from: &mut Vec<Fault>, rng: &mut Rng| from.swap_remove(rng.below(from.len() as u64) as usize);
         let count = rng.within(3, 6) as usize;
-        while faults.len() > count {
-            faults.swap_remove(rng.below(faults.len() as u64) as usize);
+        let mut faults = Vec::new();
+        while Fault::listed_kinds(&faults) < count {
+            faults.push(draw(&mut listed, rng));
+        }
+        for _ in 0..rng.within(0, 2) {
+            faults.push(draw(&mut others, rng));
         }
         faults.sort_unstable();
         Self::with(faults, rng)
