@@ -15,6 +15,8 @@ struct Pair {
     /// What the network drops: the numbers of the messages, in order of sending.
     drop: Vec<usize>,
     sent: usize,
+    /// "Wait" messages that were delivered.
+    mras: usize,
     repeat: bool,
 }
 
@@ -23,7 +25,7 @@ impl Pair {
         let (mut b, a) = (Agent::new(B, 2), Agent::new(A, 1));
         assert!(b.listen(4420));
         assert!(!b.listen(4420));
-        Self { now: Duration::from_secs(1), a, b, drop: Vec::new(), sent: 0, repeat: false }
+        Self { now: Duration::from_secs(1), a, b, drop: Vec::new(), sent: 0, mras: 0, repeat: false }
     }
 
     fn connect(&mut self, port: u16) -> CmId {
@@ -64,6 +66,7 @@ impl Pair {
                 }
                 let packet = emit_datagram(Psn::new(0), &mad);
                 let mad = parse_datagram(&packet).expect("a datagram");
+                self.mras += usize::from(matches!(Message::parse(mad), Ok((_, Message::Mra(_)))));
                 let agent = if to == A { &mut self.a } else { &mut self.b };
                 for _ in 0..1 + usize::from(self.repeat) {
                     agent.handle_datagram(self.now, from, mad);
@@ -214,15 +217,31 @@ fn a_peer_that_asks_again_is_told_to_wait() {
     pair.connect(4420);
     pair.exchange();
     let Some(Event::Request(id, _)) = pair.b.poll_event() else { panic!() };
-    // The application takes its time: 20 s, in which the peer asks now and then and does not give up.
-    let until = pair.now + Duration::from_secs(20);
+    // The application takes its time: a minute, in which the peer asks now and then and does not give up, as it would after
+    // half of that without being told to wait (see `a_silent_peer_is_given_up`).
+    let until = pair.now + Duration::from_secs(60);
     while pair.now < until {
         assert!(pair.step());
     }
     assert_eq!((pair.a.poll_event(), pair.b.poll_event()), (None, None));
+    // Each of them is for 4.3 s, and the peer asks again after that.
+    assert!((10..=20).contains(&pair.mras), "told {} times", pair.mras);
     assert!(pair.b.reject(id, reason::CONSUMER, &[]));
     pair.exchange();
     assert!(matches!(pair.a.poll_event(), Some(Event::Rejected(..))));
+}
+
+/// The same minute with every "wait" lost: it is those that keep the peer.
+#[test]
+fn a_peer_that_is_not_told_to_wait_gives_up() {
+    let mut pair = Pair::new();
+    let id = pair.connect(4420);
+    pair.exchange();
+    assert!(matches!(pair.b.poll_event(), Some(Event::Request(..))));
+    pair.drop = (pair.sent + 1..100).filter(|sent| sent % 2 == 1).collect();
+    let until = pair.now + Duration::from_secs(60);
+    while pair.now < until && pair.step() {}
+    assert_eq!((pair.mras, pair.a.poll_event()), (0, Some(Event::TimedOut(id))));
 }
 
 #[test]
