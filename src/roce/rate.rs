@@ -221,6 +221,63 @@ mod tests {
         assert_eq!(rate.current(), None, "forgotten");
     }
 
+    /// Rates, targets and alpha of a trace that was computed by hand from the paper's equations 1 to 4, rounded down where the
+    /// code counts whole bytes: g = 1/4, F = 2, K = T = 100 us, B = 10,000 bytes, R_AI = 1,000 and R_HAI = 5,000 bytes a second.
+    #[test]
+    fn rates_follow_the_reaction_point_of_the_paper() {
+        let params = Dcqcn {
+            line_rate: 1_000_000,
+            min_rate: 1000,
+            g_shift: 2,
+            alpha_timer: 100 * US,
+            rate_timer: 100 * US,
+            byte_counter: 10_000,
+            fast_recovery: 2,
+            r_ai: 1000,
+            r_hai: 5000,
+            ..Dcqcn::default()
+        };
+        let mut rate = Rate::default();
+        let state = |rate: &Rate| {
+            let limit = rate.limit.as_ref().expect("limited");
+            (limit.current, limit.target, limit.alpha as f64 / ALPHA_ONE as f64)
+        };
+        rate.notified(Duration::ZERO, &params);
+        assert_eq!(state(&rate), (500_000, 1_000_000, 1.0), "cut by alpha / 2, which stays at one");
+        let at = |rate: &mut Rate, micros: u32, expected, why| {
+            rate.waits(US * micros - Duration::from_nanos(1));
+            assert_ne!(state(rate), expected, "{why}: too early");
+            rate.waits(US * micros);
+            assert_eq!(state(rate), expected, "{why}, at {micros} us");
+        };
+        at(&mut rate, 100, (750_000, 1_000_000, 0.75), "fast recovery, alpha decays");
+        at(&mut rate, 200, (875_000, 1_000_000, 0.5625), "fast recovery");
+        // 875,000 (1 - 0.5625 / 2); alpha = 3/4 of 0.5625 and 1/4. All counting starts anew.
+        rate.notified(US * 250, &params);
+        assert_eq!(state(&rate), (628_907, 875_000, 0.671_875), "the second cut");
+        at(&mut rate, 350, (751_953, 875_000, 0.503_906_25), "fast recovery");
+        at(&mut rate, 450, (813_476, 875_000, 0.377_929_687_5), "fast recovery, for the last time");
+        at(&mut rate, 550, (844_738, 876_000, 0.283_447_265_625), "additive increase after F rises");
+        at(&mut rate, 650, (860_869, 877_000, 0.212_585_449_218_75), "additive increase");
+        let sent = |rate: &mut Rate, bytes, expected: (u64, u64), why| {
+            rate.sent(US * 650, bytes);
+            assert_eq!((state(rate).0, state(rate).1), expected, "{why}");
+        };
+        sent(&mut rate, 9999, (860_869, 877_000), "a byte less than B");
+        sent(&mut rate, 1, (869_434, 878_000), "additive: one of the counters is past F");
+        sent(&mut rate, 10_000, (874_217, 879_000), "additive");
+        sent(&mut rate, 10_000, (879_108, 884_000), "hyper increase: both are past F");
+        sent(&mut rate, 10_000, (884_054, 889_000), "hyper increase");
+        at(&mut rate, 750, (889_027, 894_000, 0.159_439_086_914_062_5), "hyper increase by the timer");
+        // The byte counter alone makes the first F rises as well, and no rise leads beyond the line rate.
+        let mut rate = Rate::default();
+        rate.notified(Duration::ZERO, &params);
+        for expected in [750_000, 875_000, 937_500] {
+            rate.sent(Duration::ZERO, 10_000);
+            assert_eq!((state(&rate).0, state(&rate).1), (expected, 1_000_000));
+        }
+    }
+
     #[test]
     fn repeated_notifications_stop_at_the_least_rate() {
         let params = Dcqcn::default();

@@ -85,6 +85,8 @@ pub(super) struct Net {
     pub(super) service: Option<Service>,
     /// The running numbers of packets that get lost.
     pub(super) lose: Vec<u64>,
+    /// Packets of this opcode get lost, all of them.
+    pub(super) lose_opcode: Option<Opcode>,
     /// Nothing arrives any more.
     pub(super) blackhole: bool,
     /// A node that vanished: it sends and gets nothing any more.
@@ -153,6 +155,7 @@ impl Net {
             delay: Duration::from_micros(10),
             service: None,
             lose: Vec::new(),
+            lose_opcode: None,
             blackhole: false,
             vanished: None,
             sent: 0,
@@ -332,7 +335,8 @@ impl Net {
         if let Some(at) = chosen {
             self.lose.remove(at);
         }
-        if chosen.is_some() || self.blackhole || cut_off || self.rng.chance(faults.loss) {
+        let unwanted = self.lose_opcode.is_some_and(|opcode| bytes.first() == Some(&opcode.to_wire()));
+        if chosen.is_some() || unwanted || self.blackhole || cut_off || self.rng.chance(faults.loss) {
             self.dropped += 1;
             return;
         }

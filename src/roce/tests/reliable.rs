@@ -1,7 +1,9 @@
 //! What a reliable connection promises, without and with a network that loses, doubles, reorders and breaks packets.
-use super::net::{Buf, Faults, Net, OPEN};
+use super::net::{Buf, Faults, Net, Node, OPEN};
 use crate::roce::*;
 use core::time::Duration;
+
+const MTUS: [Mtu; 5] = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
 
 /// Bytes on both sides of each packet boundary.
 fn lengths(mtu: u32) -> [u32; 8] {
@@ -10,7 +12,7 @@ fn lengths(mtu: u32) -> [u32; 8] {
 
 #[test]
 fn send_arrives() {
-    for mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
+    for mtu in MTUS {
         let (mut net, a, b) = Net::pair(1, |conn| conn.mtu = mtu);
         for len in lengths(mtu.bytes()) {
             let (from, to) = (net.buffer(0, len, OPEN), net.buffer(1, len + 7, OPEN));
@@ -25,13 +27,15 @@ fn send_arrives() {
             assert_eq!(net.bytes(0, from)[..], net.bytes(1, to)[..len as usize]);
         }
         assert!(net.done(0).is_none() && net.done(1).is_none());
+        let packets: u32 = lengths(mtu.bytes()).iter().map(|len| len.div_ceil(mtu.bytes()).max(1)).sum();
+        assert_eq!(net.nodes[1].engine.counters().received, u64::from(packets), "{mtu:?}");
         assert_eq!(net.nodes[0].engine.counters().retransmitted, 0);
     }
 }
 
 #[test]
 fn rdma_write_and_read() {
-    for mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
+    for mtu in MTUS {
         let (mut net, a, _) = Net::pair(2, |conn| conn.mtu = mtu);
         for len in lengths(mtu.bytes()) {
             let (near, far, back) = (net.buffer(0, len, OPEN), net.buffer(1, len, OPEN), net.buffer(0, len, OPEN));
@@ -145,6 +149,70 @@ fn too_long_a_message_fails_both_ends() {
         |net: &mut Net, node: usize| net.nodes[node].done.drain(..).map(|c| (c.tag, c.status)).collect::<Vec<_>>();
     assert_eq!(statuses(&mut net, 1), [(7, Status::LocLenErr), (8, Status::WrFlushErr)]);
     assert_eq!(statuses(&mut net, 0), [(1, Status::RemInvReqErr), (2, Status::WrFlushErr)]);
+}
+
+/// The receiver's own fault, as the sender hears of it.
+#[test]
+fn a_receive_without_valid_memory_is_a_remote_operational_error() {
+    let (mut net, a, b) = Net::pair(14, |_| ());
+    let (from, to) = (net.buffer(0, 100, OPEN), net.buffer(1, 100, OPEN));
+    net.fill(0, from, 1);
+    net.recv(1, b, 7, &[Sge { lkey: Lkey(to.lkey.0 ^ 1), ..to.sge() }]);
+    net.send(0, a, 1, SendOp::Send, &[from.sge()]);
+    net.run();
+    assert_eq!(net.done(1).map(|done| (done.tag, done.status)), Some((7, Status::LocProtErr)));
+    assert_eq!(net.done(0).map(|done| (done.tag, done.status)), Some((1, Status::RemOpErr)));
+    assert_eq!([net.nodes[0].engine.qp_state(a), net.nodes[1].engine.qp_state(b)], [Some(QpState::Err); 2]);
+    assert!(net.bytes(1, to).iter().all(|byte| *byte == 0), "nothing was written");
+}
+
+/// IBTA 9.7.5.1.3: a response acknowledges what was asked for before it, whatever became of the acknowledgements.
+#[test]
+fn read_responses_acknowledge_what_came_before_them() {
+    for read in [false, true] {
+        let (mut net, a, b) = Net::pair(15, |_| ());
+        let (near, far, sink) = (net.buffer(0, 5000, OPEN), net.buffer(1, 5000, OPEN), net.buffer(1, 5000, OPEN));
+        net.lose_opcode = Some(Opcode::Acknowledge);
+        net.recv(1, b, 9, &[sink.sge()]);
+        net.send(0, a, 1, SendOp::Send, &[near.sge()]);
+        net.send(0, a, 2, SendOp::RdmaWrite(far.remote()), &[near.sge()]);
+        if read {
+            net.send(0, a, 3, SendOp::RdmaRead(far.remote()), &[near.sge()]);
+        }
+        net.run_until(net.now + Duration::from_millis(20));
+        let done: Vec<_> = net.nodes[0].done.iter().map(|done| (done.tag, done.status)).collect();
+        let expected: &[_] = if read { &[1, 2, 3].map(|tag| (tag, Status::Success)) } else { &[] };
+        assert_eq!(done, expected, "with an RDMA READ: {read}");
+        assert_eq!(net.done(1).map(|done| done.tag), Some(9));
+        assert_eq!(net.nodes[0].engine.counters().retransmitted == 0, read);
+    }
+}
+
+/// IBTA 10.3.1: a queue pair takes receives before it is connected, and sends only then.
+#[test]
+fn nothing_is_sent_before_the_connection() {
+    let mut net = Net::new(16, 2);
+    let qpn = net.create_qp(0);
+    let buf = net.buffer(0, 64, OPEN);
+    let sges = [buf.sge()];
+    let wr = SendWr { tag: 1, op: SendOp::Send, sges: &sges, signaled: true, solicited: false, inline: false };
+    let Node { engine, arena, .. } = &mut net.nodes[0];
+    assert_eq!(engine.qp_state(qpn), Some(QpState::Init), "it leaves RESET when it is created");
+    assert_eq!(engine.post_send(qpn, &wr, arena), Err(PostError::State));
+    assert_eq!(engine.post_recv(qpn, &RecvWr { tag: 2, sges: &sges }), Ok(()));
+    net.run();
+    assert!(net.done(0).is_none());
+    assert_eq!(net.sent, 0, "nothing leaves");
+    let Node { engine, arena, .. } = &mut net.nodes[0];
+    engine.fail_qp(qpn);
+    assert_eq!(engine.post_send(qpn, &wr, arena), Ok(()), "to be flushed");
+    net.run();
+    let done: Vec<_> = net.nodes[0].done.drain(..).map(|done| (done.tag, done.status)).collect();
+    assert_eq!(done, [(2, Status::WrFlushErr), (1, Status::WrFlushErr)]);
+    let Node { engine, arena, .. } = &mut net.nodes[0];
+    engine.destroy_qp(qpn);
+    assert_eq!(engine.post_send(qpn, &wr, arena), Err(PostError::Unknown));
+    assert_eq!(engine.post_recv(qpn, &RecvWr { tag: 3, sges: &sges }), Err(PostError::Unknown));
 }
 
 #[test]
@@ -393,7 +461,7 @@ fn everything_completes_once_over_any_network() {
             corrupt: (seed % 2) * 50,
             mark: (seed / 2 % 2) * 300,
         };
-        let mtu = [Mtu::B256, Mtu::B1024, Mtu::B4096][(seed % 3) as usize];
+        let mtu = MTUS[(seed / 3 % 5) as usize];
         let net = storm(seed, faults, mtu);
         for node in &net.nodes {
             let counters = node.engine.counters();

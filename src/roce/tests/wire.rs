@@ -80,12 +80,14 @@ fn an_atomic_is_refused_as_invalid() {
         Some(Header { psn, .. }) => psn.plus(1),
         None => panic!("no answer"),
     };
-    let mut atomic = Header::new(Opcode::FetchAdd, Qpn::new(0), expected);
-    atomic.ext = Ext::Atomic(packet::AtomicEth { va: 0, rkey: Rkey(0), swap_add: 1, compare: 0 });
-    let (net, headers) = answer(&atomic, &[], |_| ());
-    let Some(Header { psn, ext: Ext::Aeth(aeth), .. }) = headers.first() else {
-        panic!("no answer");
-    };
-    assert_eq!((*psn, aeth.syndrome), (expected, Syndrome::Nak(Nak::InvalidRequest)));
-    assert_eq!(net.nodes[1].engine.counters().qp_errors, 1);
+    for opcode in [Opcode::FetchAdd, Opcode::CompareSwap] {
+        let mut atomic = Header::new(opcode, Qpn::new(0), expected);
+        atomic.ext = Ext::Atomic(packet::AtomicEth { va: 0, rkey: Rkey(0), swap_add: 1, compare: 0 });
+        let (net, headers) = answer(&atomic, &[], |_| ());
+        let Some(Header { psn, ext: Ext::Aeth(aeth), .. }) = headers.first() else {
+            panic!("no answer to {opcode:?}");
+        };
+        assert_eq!((*psn, aeth.syndrome), (expected, Syndrome::Nak(Nak::InvalidRequest)), "{opcode:?}");
+        assert_eq!(net.nodes[1].engine.counters().qp_errors, 1, "{opcode:?}");
+    }
 }
