@@ -357,6 +357,12 @@ impl SoftCm {
         if !state.agent.listen(port) {
             return Err(RdmaError::os(format!("listener on {}:{port}", device.address), libc::EADDRINUSE, ""));
         }
+        // Connection management of an address has one socket: the last listener with a DSCP decides.
+        if let Some(tos) = tos
+            && let Err(error) = device.cm_socket.set_dscp(tos)
+        {
+            tracing::warn!(address = %device.address, tos, %error, "packets of connection management have no DSCP");
+        }
         state.listeners.insert(port, (id, Arc::clone(&self.inbox), tos));
         self.listeners.entry(id).or_default().push((Arc::clone(device), port));
         Ok(())

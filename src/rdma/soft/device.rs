@@ -180,6 +180,29 @@ pub(super) fn is_served(address: IpAddr) -> bool {
     )
 }
 
+/// The process that serves RoCE on an address of this machine, this one included, as far as this user may see: it holds the
+/// lock of the address.
+pub(super) fn owner(address: IpAddr) -> Option<u32> {
+    let name = format!("@{}", lock_name(address));
+    let table = std::fs::read_to_string("/proc/net/unix").ok()?;
+    let of = |line: &str| {
+        let mut fields = line.split_whitespace().skip(6);
+        let inode = fields.next()?.to_owned();
+        (fields.next()? == name).then_some(inode)
+    };
+    let inode = table.lines().find_map(of)?;
+    let socket = std::path::PathBuf::from(format!("socket:[{inode}]"));
+    let holds = |process: &std::fs::DirEntry| {
+        let open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|link| link == socket))
+    };
+    let mut processes = std::fs::read_dir("/proc").ok()?.flatten();
+    processes.find_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        holds(&process).then_some(pid)
+    })
+}
+
 fn lock_name(address: IpAddr) -> String {
     format!("farside/roce/{address}")
 }

@@ -153,6 +153,18 @@ impl SoftEndpoint {
         &mut self.engine
     }
 
+    /// Its socket, for tests to look at.
+    #[cfg(test)]
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Its registered memory, for tests to look at.
+    #[cfg(test)]
+    pub(super) const fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
     /// Queue pairs that exist, and connections of the address.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> (usize, usize) {
@@ -253,7 +265,7 @@ impl SoftEndpoint {
                 Verdict::Corrupt => false,
             };
             if good {
-                self.engine.handle_packet(now, received.from, received.congested, packet, &mut self.regions);
+                self.engine.handle_packet(now, received.from, received.congested(), packet, &mut self.regions);
             } else {
                 self.drops.corrupt += 1;
             }

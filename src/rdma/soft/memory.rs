@@ -6,6 +6,9 @@ use crate::roce::{Memory, RegionId, Span};
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     slots: Vec<Option<Region>>,
+    /// Bytes copied out of and into regions, for tests to look at.
+    #[cfg(test)]
+    pub(super) copied: [std::sync::atomic::AtomicU64; 2],
 }
 
 #[derive(Debug)]
@@ -58,6 +61,8 @@ impl Memory for Regions {
         let Some(place) = self.place(span, out.len()) else {
             return false;
         };
+        #[cfg(test)]
+        self.copied[0].fetch_add(out.len() as u64, std::sync::atomic::Ordering::Relaxed);
         // SAFETY: `place` gave `out.len()` bytes that are mapped (promise of `add`); `out` is a packet buffer of this
         // endpoint and no part of a region.
         unsafe { std::ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };
@@ -68,6 +73,8 @@ impl Memory for Regions {
         let Some(place) = self.place(span, data.len()) else {
             return false;
         };
+        #[cfg(test)]
+        self.copied[1].fetch_add(data.len() as u64, std::sync::atomic::Ordering::Relaxed);
         // SAFETY: as in `read`; a work request or a key names these bytes, so nobody else reads or writes them now.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
         true

@@ -129,6 +129,12 @@ pub(crate) fn is_served(address: IpAddr) -> bool {
     device::is_served(address)
 }
 
+/// The process that serves an address of this machine over the software provider, as far as this user may see.
+#[must_use]
+pub fn owner(address: IpAddr) -> Option<u32> {
+    device::owner(address)
+}
+
 impl Provider for Soft {
     const NAME: &'static str = "soft";
     type Cm = SoftCm;

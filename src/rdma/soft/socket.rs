@@ -20,6 +20,23 @@ pub(super) struct Socket {
     pub(super) receive_buffer: usize,
     #[cfg(test)]
     simulated: Option<crate::sim::Port>,
+    /// What went through it, for tests to look at.
+    #[cfg(test)]
+    pub(super) seen: std::sync::Mutex<Seen>,
+}
+
+/// What went through a socket.
+#[cfg(test)]
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// System calls that sent, or received, something.
+    pub(super) calls: u64,
+    /// Datagrams that these sent, segmented ones once.
+    pub(super) sent: u64,
+    /// Datagrams that these received, those that the kernel delivered together once.
+    pub(super) received: u64,
+    /// First bytes of datagrams that were received, their opcodes, with the type of service of their IP headers.
+    pub(super) marks: std::collections::BTreeSet<(u8, u8)>,
 }
 
 /// Received packets.
@@ -46,13 +63,20 @@ unsafe impl Send for RxBatch {}
 pub(super) struct Received<'a> {
     pub(super) from: IpAddr,
     pub(super) from_port: u16,
-    /// Congestion experienced.
-    pub(super) congested: bool,
+    /// IP type of service, or IPv6 traffic class.
+    tos: u8,
     /// Bytes of each but the last.
     pub(super) segment: usize,
     pub(super) bytes: &'a [u8],
     /// Datagrams that the socket dropped so far for want of room, when the kernel said.
     pub(super) dropped: Option<u32>,
+}
+
+impl Received<'_> {
+    /// Congestion experienced.
+    pub(super) const fn congested(&self) -> bool {
+        self.tos & ECN == ECN
+    }
 }
 
 /// What became of a batch.
@@ -88,6 +112,8 @@ impl Socket {
             receive_buffer: 0,
             #[cfg(test)]
             simulated: None,
+            #[cfg(test)]
+            seen: std::sync::Mutex::default(),
         };
         socket.configure()?;
         let (address, len) = sockaddr(local, scope, UDP_PORT);
@@ -104,7 +130,7 @@ impl Socket {
     pub(super) fn simulated(local: IpAddr, port: crate::sim::Port) -> io::Result<Self> {
         let fd = nix::sys::eventfd::EventFd::new()?.into();
         let receive_buffer = port.receive_buffer();
-        Ok(Self { fd, local, scope: 0, receive_buffer, simulated: Some(port) })
+        Ok(Self { fd, local, scope: 0, receive_buffer, simulated: Some(port), seen: std::sync::Mutex::default() })
     }
 
     fn configure(&mut self) -> io::Result<()> {
@@ -132,7 +158,16 @@ impl Socket {
         Ok(())
     }
 
-    fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+    /// Gives the DSCP of `tos` to what [`Socket::send_one`] sends; the ECN bits are for those who slow down.
+    pub(super) fn set_dscp(&self, tos: u8) -> io::Result<()> {
+        let dscp = i32::from(tos & !ECN);
+        match self.local {
+            IpAddr::V4(_) => self.set(libc::IPPROTO_IP, libc::IP_TOS, dscp),
+            IpAddr::V6(_) => self.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, dscp),
+        }
+    }
+
+    pub(super) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
         let len = size_of::<i32>() as libc::socklen_t;
         // SAFETY: `value` lives until the call returns.
         let result = unsafe { libc::setsockopt(self.fd.as_raw_fd(), level, option, (&raw const value).cast(), len) };
@@ -164,6 +199,8 @@ impl Socket {
                 libc::sendmmsg(self.fd.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT)
             };
             if count >= 0 {
+                #[cfg(test)]
+                self.note(|seen| seen.sent += u64::from(count.unsigned_abs()));
                 sent += count.unsigned_abs() as usize;
                 continue;
             }
@@ -201,6 +238,14 @@ impl Socket {
         };
     }
 
+    /// Notes a system call that sent or received something.
+    #[cfg(test)]
+    fn note(&self, note: impl FnOnce(&mut Seen)) {
+        let mut seen = self.seen.lock().expect("a panic ends the test");
+        seen.calls += 1;
+        note(&mut seen);
+    }
+
     /// Receives what is there, as far as `batch` has room for it now. True when there is no more.
     pub(super) fn receive(&self, batch: &mut RxBatch) -> bool {
         #[cfg(test)]
@@ -221,6 +266,14 @@ impl Socket {
         };
         batch.used = usize::try_from(count).unwrap_or(0);
         batch.want = next_want(want, batch.used).min(batch.headers.len());
+        #[cfg(test)]
+        if batch.used > 0 {
+            self.note(|seen| {
+                seen.received += batch.used as u64;
+                let received = (0..batch.used).filter_map(|index| batch.get(index));
+                seen.marks.extend(received.filter_map(|received| Some((*received.bytes.first()?, received.tos))));
+            });
+        }
         batch.used < want
     }
 }
@@ -391,7 +444,7 @@ impl RxBatch {
             return Some(Received {
                 from: datagram.from,
                 from_port: UDP_PORT,
-                congested: datagram.congested,
+                tos: if datagram.congested { ECN } else { 0 },
                 segment: datagram.segment,
                 bytes: &datagram.bytes,
                 dropped: datagram.dropped,
@@ -402,11 +455,11 @@ impl RxBatch {
         let bytes = self.buffers.get(index * self.room..)?.get(..len)?;
         let SocketSource { address, port } = SocketSource::read(&self.names[index])?;
         let mut received =
-            Received { from: address, from_port: port, congested: false, segment: len.max(1), bytes, dropped: None };
+            Received { from: address, from_port: port, tos: 0, segment: len.max(1), bytes, dropped: None };
         for (level, kind, data) in self.controls[index].messages(header.msg_hdr.msg_controllen) {
             match (level, kind) {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                    received.congested = data.first().is_some_and(|tos| tos & 3 == 3);
+                    received.tos = data.first().copied().unwrap_or(0);
                 }
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     let size = data.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
@@ -486,6 +539,8 @@ const BUFFER: i32 = 8 << 20;
 /// The largest that the kernel delivers together.
 const DATAGRAM: usize = 1 << 16;
 const CONTROL_LEN: usize = 128;
+/// The ECN bits of a type of service; both of them say that the packet met congestion (RFC 3168).
+const ECN: u8 = 3;
 /// Not in libc: linux/udp.h.
 const UDP_NO_CHECK6_RX: i32 = 102;
 

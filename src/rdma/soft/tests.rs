@@ -368,18 +368,20 @@ fn packets_of_an_accepted_connection_carry_the_tos_of_their_listener() {
     assert!(opcodes.contains(&0x11), "no acknowledgement was seen: {opcodes:02x?}");
 }
 
-/// Both ends on one address: what IPv6 has on every machine is `::1` alone.
-#[test]
-fn ipv6_and_an_address_that_talks_to_itself() {
+/// What IPv6 has on every machine is `::1` alone, so both ends of a test are on it, and one test at a time.
+static IPV6_LOOPBACK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// 1 MiB by SEND from one reactor of `::1` to another; both ends, the listener's first. None when there is no IPv6.
+fn send_over_ipv6(options: &ListenOptions) -> Option<(Soft, Vec<SoftEndpoint>)> {
     let start = Instant::now();
     let soft = Soft::new(2).expect("provider");
     let mut cm = soft.open_cm().expect("connection management");
     let listen: SocketAddr = "[::1]:4420".parse().expect("address");
-    let listening = match cm.listen(listen, &ListenOptions::default()) {
+    let listening = match cm.listen(listen, options) {
         Ok(listening) => listening,
         Err(error) if [libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT].contains(&error.errno) => {
             skipped(&format!("this machine has no IPv6 loopback: {error}"));
-            return;
+            return None;
         }
         Err(error) => panic!("{error}"),
     };
@@ -432,12 +434,186 @@ fn ipv6_and_an_address_that_talks_to_itself() {
     let mut tags: Vec<_> = done.iter().map(|c| (c.tag, c.status)).collect();
     tags.sort_unstable_by_key(|(tag, _)| *tag);
     assert_eq!(tags, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    // The last acknowledgements and notifications.
+    for _ in 0..50 {
+        for end in &mut ends {
+            end.poll(start.elapsed(), &mut [Completion::EMPTY; 4]);
+            end.flush(start.elapsed());
+        }
+    }
+    Some((soft, ends))
+}
+
+#[test]
+fn ipv6_and_an_address_that_talks_to_itself() {
+    let _one = IPV6_LOOPBACK.lock();
+    let Some((_, ends)) = send_over_ipv6(&ListenOptions::default()) else { return };
     for end in &ends {
         assert_eq!(end.drops(), Drops::default());
         let counters = end.counters();
         // A processor that is taken away for a while is a time-out; nothing else makes one repeat.
         assert!(counters.retransmitted == 0 || counters.timeouts > 0, "{counters:?}");
     }
+}
+
+/// What the packets that a socket received had in their IP headers, by opcode.
+fn marks(socket: &super::socket::Socket) -> Vec<(u8, u8)> {
+    socket.seen.lock().expect("sound").marks.iter().copied().collect()
+}
+
+/// Acknowledgement, CNP and datagram of management.
+const ACKNOWLEDGE: u8 = 0x11;
+const CNP: u8 = 0x81;
+const UD_SEND: u8 = 0x64;
+/// Network control (DSCP 48), which CNPs have whatever the connection has, as those of NICs.
+const CNP_TOS: u8 = 48 << 2;
+
+/// The DSCP of the listener is on what it answers over IPv6 and on connection management, as the peer gets them.
+#[test]
+fn ipv6_and_connection_management_carry_the_dscp_of_the_listener() {
+    // DSCP 26, ECN-capable.
+    const TOS: u8 = 26 << 2 | 2;
+    let options = ListenOptions { tos: Some(TOS), ..ListenOptions::default() };
+    let one = IPV6_LOOPBACK.lock();
+    if let Some((soft, ends)) = send_over_ipv6(&options) {
+        let seen = marks(ends[1].socket());
+        assert!(seen.contains(&(ACKNOWLEDGE, TOS)), "{seen:02x?}");
+        assert!(seen.iter().all(|(_, tos)| *tos == TOS), "{seen:02x?}");
+        let devices = soft.inner.devices();
+        assert_eq!(marks(&devices[0].cm_socket), [(UD_SEND, TOS & !3)]);
+    }
+    drop(one);
+    let mut pair = Pair::with(22, &options);
+    pair.connect(22);
+    let host = pair.host.soft.inner.devices();
+    assert_eq!(marks(&host[0].cm_socket), [(UD_SEND, TOS & !3)], "REP and what else the target says");
+}
+
+/// A listener that marks all of its packets itself stands in for a switch: what the kernel tells of the mark leads to a
+/// notification, over both families, and a packet without it to none.
+#[test]
+fn a_mark_of_congestion_is_answered_by_a_notification() {
+    for (tos, marked) in [(2, false), (3, true)] {
+        let options = ListenOptions { tos: Some(tos), ..ListenOptions::default() };
+        let one = IPV6_LOOPBACK.lock();
+        if let Some((_, ends)) = send_over_ipv6(&options) {
+            // The listener only acknowledges.
+            assert_eq!(ends[1].counters().cnps_sent > 0, marked, "IPv6, {:?}", ends[1].counters());
+            assert_eq!(ends[0].counters().cnps_received, ends[1].counters().cnps_sent);
+            assert_eq!(marks(ends[0].socket()).contains(&(CNP, CNP_TOS)), marked);
+        }
+        drop(one);
+        let test = 23 + u8::from(marked);
+        let mut pair = Pair::with(test, &options);
+        let (qp, host_qp) = pair.connect(test);
+        let (from, to) = (pair.target.sge(0, 16 << 10), pair.host.sge(0, 16 << 10));
+        pair.host.ep().post_recv(RecvQueue::Qp(host_qp), 1, &[to]).expect("receive");
+        pair.target.ep().post_send(qp, &send(2, SendOp::Send, from)).expect("send");
+        pair.until(|pair| {
+            let told = pair.target.ep().counters().cnps_received > 0;
+            pair.target.done.len() == 1 && pair.host.done.len() == 1 && told == marked
+        });
+        assert_eq!(pair.host.ep().counters().cnps_sent > 0, marked);
+        assert_eq!(marks(pair.target.ep().socket()).contains(&(CNP, CNP_TOS)), marked);
+    }
+}
+
+/// Packets for the queue pairs of a reactor come to its socket, whichever of them sent; those of connection management to none.
+#[test]
+fn packets_are_steered_by_their_queue_pair_number() {
+    use crate::roce::{Opcode, Place, Psn, Qpn, UDP_PORT, icrc, packet::Header};
+    let (target, peer) = (address(25, 1), address(25, 2));
+    let soft = Soft::new(3).expect("provider");
+    let mut cm = soft.open_cm().expect("connection management");
+    let device = cm.listen(SocketAddr::new(target, 4420), &ListenOptions::default()).expect("listener").device;
+    let device = device.expect("an address");
+    let mut ends: Vec<SoftEndpoint> =
+        (0..3).map(|reactor| soft.open_endpoint(device, reactor, &ENDPOINT).expect("endpoint")).collect();
+    let sender = super::socket::Socket::bind(peer, 0).expect("a socket");
+    let flow = icrc::Flow { src: peer, dst: target, src_port: UDP_PORT };
+    // Two low bits are the reactor; number 1 would be reactor 1's.
+    let send_to = |qpn: u32, count: u32| {
+        for at in 0..count {
+            let header = Header::new(Opcode::Send(Place::Only), Qpn::new(qpn), Psn::new(at));
+            let mut packet = vec![0; Header::packet_len(header.opcode, 100)];
+            header.emit(100, &mut packet).expect("fits").fill(at as u8);
+            icrc::seal(&flow, 0, &mut packet);
+            sender.send_one(target, &packet);
+        }
+    };
+    for (qpn, count) in [(0x12_3450, 5), (0x12_3451, 7), (0x12_3456, 11), (0xff_ff7e, 2), (1, 13)] {
+        send_to(qpn, count);
+    }
+    for _ in 0..20 {
+        for end in &mut ends {
+            end.poll(Duration::from_secs(1), &mut [Completion::EMPTY; 4]);
+        }
+    }
+    let unknown: Vec<u64> = ends.iter().map(|end| end.counters().unknown_qp).collect();
+    assert_eq!(unknown, [5, 7, 13]);
+}
+
+/// Reads 1 MiB from the host into the target, until it did so without a loss; what the sockets of both ends did, packets of
+/// both, and bytes that were copied: out of the host's memory, into the target's.
+fn read_a_mebibyte(pair: &mut Pair, qp: QpId) -> ([super::socket::Seen; 2], u64, [u64; 2]) {
+    use std::sync::atomic::Ordering::Relaxed;
+    const LEN: usize = 1 << 20;
+    for round in 0..20_u8 {
+        pair.host.bytes(0, LEN).iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 7 / 3) as u8 ^ round);
+        for side in [&mut pair.target, &mut pair.host] {
+            *side.ep().socket().seen.lock().expect("sound") = super::socket::Seen::default();
+            side.ep().regions().copied.iter().for_each(|count| count.store(0, Relaxed));
+        }
+        let before = [*pair.target.ep().counters(), *pair.host.ep().counters()];
+        let (remote, rkey) = (pair.host.sge(0, 0).addr, pair.host.mr.expect("registered").rkey);
+        let sink = pair.target.sge(0, LEN as u32);
+        pair.target.ep().post_send(qp, &send(1, SendOp::RdmaRead { remote, rkey }, sink)).expect("read");
+        pair.until(|pair| !pair.target.done.is_empty());
+        assert_eq!(pair.target.done.remove(0).status, WcStatus::Success);
+        let expected = pair.host.bytes(0, LEN).to_vec();
+        assert!(pair.target.bytes(0, LEN) == expected, "wrong data");
+        let after = [*pair.target.ep().counters(), *pair.host.ep().counters()];
+        let lost = |at: usize| {
+            after[at].retransmitted + after[at].duplicates - before[at].retransmitted - before[at].duplicates
+        };
+        if lost(0) + lost(1) == 0 {
+            let packets = (0..2).map(|at| after[at].received - before[at].received).sum();
+            let copied = [pair.host.ep(), pair.target.ep()]
+                .map(|end| end.regions().copied.each_ref().map(|count| count.load(Relaxed)));
+            assert_eq!((copied[0][1], copied[1][0]), (0, 0), "the other way");
+            let seen = [pair.target.ep(), pair.host.ep()].map(|end| end.socket().seen.lock().expect("sound").clone());
+            return (seen, packets, [copied[0][0], copied[1][1]]);
+        }
+    }
+    panic!("no READ without a loss");
+}
+
+/// 256 packets of 4 KiB leave and arrive in far fewer datagrams, as the kernel segments and merges them, and each byte is copied
+/// once at each end.
+#[test]
+fn packets_share_system_calls_and_bytes_are_copied_once() {
+    let mut pair = Pair::new(26);
+    let (qp, _) = pair.connect(26);
+    let (seen, packets, copied) = read_a_mebibyte(&mut pair, qp);
+    println!("{packets} packets: {seen:?}; {copied:?} bytes copied");
+    assert!((256 + 16..600).contains(&packets), "{packets} packets, of which 256 are responses");
+    let [target, host] = seen;
+    assert!(host.sent * 4 < packets, "{} datagrams for {packets} packets", host.sent);
+    assert!(target.received * 4 < packets, "{} datagrams received for {packets} packets", target.received);
+    assert!(target.calls + host.calls < packets, "{} system calls for {packets} packets", target.calls + host.calls);
+    assert_eq!(copied, [1 << 20; 2]);
+}
+
+/// A socket without checksums gets no segmentation from the kernel: it is done without after the first refusal.
+#[test]
+fn without_segmentation_every_packet_is_a_datagram() {
+    let mut pair = Pair::new(27);
+    let (qp, _) = pair.connect(27);
+    pair.host.ep().socket().set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option of every kernel");
+    let (seen, packets, copied) = read_a_mebibyte(&mut pair, qp);
+    println!("{packets} packets: {seen:?}");
+    assert!(seen[1].sent >= 256, "{} datagrams for {packets} packets", seen[1].sent);
+    assert_eq!(copied, [1 << 20; 2]);
 }
 
 fn ip(arguments: &str) {
