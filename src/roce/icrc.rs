@@ -312,8 +312,12 @@ mod tests {
                 packet[at] ^= flip;
             }
         }
-        println!("{passed} of {tried} single-byte errors pass for want of the IPv4 identification");
-        assert!(passed > 0 && passed < tried / 30_000, "{passed} of {tried}");
+        // Past the test harness, which keeps what a good test prints to itself: this is a figure for the reader.
+        let line = format!("{passed} of {tried} single-byte errors pass for want of the IPv4 identification\n");
+        std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).expect("standard error");
+        assert_eq!((passed, tried), (21, 1_052_385));
+        let documented = "of all single-byte errors of a 4 KiB packet 21 in 1,052,385 pass";
+        assert!(include_str!("../../README.md").contains(documented), "README.md no longer says: {documented}");
     }
 
     proptest! {
