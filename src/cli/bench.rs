@@ -1,6 +1,7 @@
 //! `farside bench`: load on a namespace, in fio's words.
 
 use std::io::{IsTerminal, Write};
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use clap::Args;
 use farside::config::parse_size;
 use farside::host::bench::{self, BenchOptions, Pattern, Progress, Report, Side};
 use farside::host::{HostError, HostOptions};
-use farside::rdma::Provider;
+use farside::rdma::{Provider, soft};
 
 use super::connect::{Connect, WithProvider, only_subsystem};
 
@@ -126,10 +127,29 @@ impl WithProvider for Work<'_> {
                 let progress = &progress;
                 scope.spawn(move || show(progress, &finished));
             }
+            let target = LocalTarget::of(address.ip());
             let report = bench::run(provider, address, &nqn, &options, &bench.options(), &progress);
             drop(done);
-            report
+            report.map(|report| Report { target: target.and_then(LocalTarget::took), ..report })
         })
+    }
+}
+
+/// The target's process, where it runs on this machine and may be looked at.
+struct LocalTarget {
+    pid: u32,
+    before: Duration,
+}
+
+impl LocalTarget {
+    fn of(address: IpAddr) -> Option<Self> {
+        let pid = soft::owner(address).filter(|pid| *pid != std::process::id())?;
+        Some(Self { pid, before: bench::cpu_time_of(pid)? })
+    }
+
+    /// The process and its processor time since.
+    fn took(self) -> Option<(u32, Duration)> {
+        Some((self.pid, bench::cpu_time_of(self.pid)?.saturating_sub(self.before)))
     }
 }
 
@@ -210,6 +230,11 @@ fn text(report: &Report) -> String {
         "time   {seconds:.2} s, {busy:.0}% of a processor here, {} ns per operation",
         report.cpu_per_operation().as_nanos()
     );
+    if let Some((pid, cpu)) = report.target {
+        let busy = cpu.as_secs_f64() / seconds * 100.0;
+        let each = report.per_operation(cpu).as_nanos();
+        let _ = write!(text, "; of the target (process {pid}) {busy:.0}%, {each} ns");
+    }
     if report.verified > 0 {
         let _ = write!(text, "; {} blocks verified", report.verified);
     }

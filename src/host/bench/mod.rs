@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use report::{Latency, Report, Side};
+pub use report::{Latency, Report, Side, cpu_time_of};
 
 use super::error::HostError;
 use super::options::HostOptions;

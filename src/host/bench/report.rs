@@ -66,6 +66,8 @@ pub struct Report {
     pub elapsed: Duration,
     /// Processor time of this process.
     pub cpu: Duration,
+    /// The target's process and its processor time, where it runs on this machine: for the caller to find out.
+    pub target: Option<(u32, Duration)>,
     /// Blocks whose content was checked.
     pub verified: u64,
 }
@@ -119,8 +121,13 @@ impl Report {
 
     /// Processor time of this process per operation.
     pub fn cpu_per_operation(&self) -> Duration {
+        self.per_operation(self.cpu)
+    }
+
+    /// A time that all operations took together, per operation.
+    pub fn per_operation(&self, time: Duration) -> Duration {
         let operations = self.reads.operations + self.writes.operations;
-        Duration::from_nanos((self.cpu.as_nanos() as u64).checked_div(operations).unwrap_or(0))
+        Duration::from_nanos((time.as_nanos() as u64).checked_div(operations).unwrap_or(0))
     }
 
     /// For scripts. Times are in nanoseconds.
@@ -128,6 +135,8 @@ impl Report {
         serde_json::json!({
             "elapsed_ns": self.elapsed.as_nanos() as u64,
             "cpu_ns": self.cpu.as_nanos() as u64,
+            "target_pid": self.target.map(|(pid, _)| pid),
+            "target_cpu_ns": self.target.map(|(_, cpu)| cpu.as_nanos() as u64),
             "verified_blocks": self.verified,
             "iops": self.iops(),
             "read": self.reads.json(self.elapsed),
@@ -148,9 +157,36 @@ pub(crate) fn cpu_time() -> Duration {
         .sum()
 }
 
+/// User and system time of a process of this machine so far.
+pub fn cpu_time_of(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may hold anything; the fields after it begin with the third.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(Duration::from_millis((ticks()? + ticks()?) * (1000 / TICKS)))
+}
+
+/// Per second, in what the kernel tells of processes (USER_HZ), on every machine that this runs on.
+const TICKS: u64 = 100;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_of_a_process_is_what_it_is_told_itself() {
+        let before = cpu_time();
+        let mut worked = 0_u64;
+        while cpu_time() < before + Duration::from_millis(50) {
+            worked = std::hint::black_box(worked + 1);
+        }
+        let (own, told) = (cpu_time(), cpu_time_of(std::process::id()).expect("this process"));
+        assert!(
+            told.abs_diff(own) < Duration::from_millis(500) && told >= Duration::from_millis(30),
+            "{told:?} {own:?}"
+        );
+        assert_eq!(cpu_time_of(u32::MAX), None);
+    }
 
     #[test]
     fn parts_add_up_and_percentiles_are_those_of_the_samples() {
