@@ -5,17 +5,30 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 pub(crate) const NQN: &str = "nqn.2026-11.io.example:process";
 
+/// A log filter with which endpoints of the software provider say at their end what they counted.
+pub(crate) const ENDPOINTS: &str = "info,farside::rdma::soft::endpoint=debug";
+
+/// The values of a counter in the last log lines of endpoints.
+pub(crate) fn counted(log: &str, name: &str) -> Vec<u64> {
+    let start = format!(" {name}: ");
+    let closed = log.lines().filter(|line| line.contains("counters="));
+    let values = closed.filter_map(|line| line.split_once(&start)?.1.split([',', ' ']).next()?.parse().ok());
+    values.collect()
+}
+
 pub(crate) struct Served {
     child: Child,
     pub(crate) address: SocketAddr,
     lines: Arc<AtomicUsize>,
     last: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
     _folder: tempfile::TempDir,
 }
 
@@ -56,7 +69,7 @@ impl Served {
         let (lines, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
         let outputs: [Option<Box<dyn Read + Send>>; 2] =
             [child.stdout.take().map(|out| Box::new(out) as _), child.stderr.take().map(|out| Box::new(out) as _)];
-        for output in outputs.into_iter().flatten() {
+        let read = |output: Box<dyn Read + Send>| {
             let (lines, last) = (Arc::clone(&lines), Arc::clone(&last));
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -67,9 +80,10 @@ impl Served {
                     }
                     last.push(line);
                 }
-            });
-        }
-        let mut served = Self { child, address, lines, last, _folder: folder };
+            })
+        };
+        let readers = outputs.into_iter().flatten().map(read).collect();
+        let mut served = Self { child, address, lines, last, readers, _folder: folder };
         let deadline = Instant::now() + Duration::from_secs(30);
         while !served.last.lock().expect("sound").iter().any(|line| line.starts_with("connect ")) {
             served.check_alive();
@@ -85,11 +99,13 @@ impl Served {
         }
     }
 
-    /// Asks it to stop; whether it ended well.
+    /// Asks it to stop; whether it ended well. All that it wrote has been read then.
     pub(crate) fn terminate(&mut self) -> bool {
         self.signal(Signal::SIGTERM);
         let status = self.status_within(Duration::from_secs(20));
-        status.unwrap_or_else(|| panic!("it does not stop:\n{}", self.log())).success()
+        let status = status.unwrap_or_else(|| panic!("it does not stop:\n{}", self.log()));
+        self.readers.drain(..).for_each(|reader| reader.join().expect("a reader"));
+        status.success()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -107,6 +123,16 @@ impl Served {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What its endpoints counted under a name: they say it in their last log line, where `--log` asks for that
+    /// ([`ENDPOINTS`]). One number for each that had packets.
+    pub(crate) fn counted(&self, name: &str) -> Vec<u64> {
+        counted(&self.log(), name)
     }
 
     /// Lines that it wrote so far.
