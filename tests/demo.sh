@@ -33,7 +33,10 @@ step "What is it?" "farside identify 127.0.0.1 --provider soft"
 
 step "Ten seconds of mixed reads and writes, every byte checked" \
     "farside bench 127.0.0.1 --provider soft --rw randrw --bs 4K --iodepth 32 --runtime 10 --verify"
-"$farside" --log warn bench 127.0.0.1 --provider soft --rw randrw --bs 4K --iodepth 32 --runtime 10 --verify
+"$farside" --log warn bench 127.0.0.1 --provider soft --rw randrw --bs 4K --iodepth 32 --runtime 10 --verify \
+    >"$folder/bench.txt" || { cat "$folder/bench.txt"; exit 1; }
+cat "$folder/bench.txt"
+grep -q "of the target (process $target)" "$folder/bench.txt" || { echo "   the target's processor is not shown"; exit 1; }
 
 step "Stop" "kill -TERM $target"
 kill -TERM "$target"
