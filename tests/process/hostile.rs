@@ -333,4 +333,4 @@ const MOST_GROWTH: usize = 8 << 20;
 /// once before it uses one again, and its tables of them grow until then, which took a minute where it was measured.
 const TABLES_FULL: Duration = Duration::from_secs(90);
 /// Packets with guessed numbers that are sent at least. The attacker's host has eight queue pairs among 2^15 numbers.
-const GUESSES: u64 = 200_000;
+const GUESSES: u64 = 100_000;
