@@ -256,7 +256,7 @@ impl<P: Provider> Reactor<P> {
 
     /// Counts a command that ended in the backend, for its namespace and its queue.
     #[inline(always)]
-    fn tally(&self, at: u32, namespace: u32, command: &IoCommand, bytes: u32, success: bool) {
+    pub(crate) fn tally(&self, at: u32, namespace: u32, command: &IoCommand, bytes: u32, success: bool) {
         let Some(queue) = self.queues.get(at as usize) else { return };
         let both = [&self.namespaces[namespace].counters[self.index as usize].tally, &queue.activity.tally];
         Tally::count(both, command, bytes, success);

@@ -303,12 +303,12 @@ impl<P: Provider> Reactor<P> {
         now: Duration,
     ) -> bool {
         let request = &mut self.requests[id];
-        let (cid, abort) = (request.cid, request.abort);
+        let (cid, abort, queue) = (request.cid, request.abort, request.queue);
         let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) else { return false };
         let Some(command) = on.asks_for.take() else { return false };
         match outcome {
             Ok(()) => on.turns.zones().trust(on.zone),
-            Err(_) => self.namespaces[at].counters[self.index as usize].count(&command, 0, false),
+            Err(_) => self.tally(queue, at, &command, 0, false),
         }
         let request = &mut self.requests[id];
         request.job = Job::Io { namespace: at, command };
