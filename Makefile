@@ -14,8 +14,8 @@ export PYTHONDONTWRITEBYTECODE := 1
 help:
 	@echo "make demo      serve a file by the software provider and use it from here, and show what comes out"
 	@echo "make demo-vm   serve a file to a real Linux host in a virtual machine, and show what comes out"
-	@echo "make test      format, lints, unit tests, and stock kernels as hosts (the whole list on 6.12, a short one on 6.1 and 7)"
-	@echo "make test-all  the same, with every case on every kernel"
+	@echo "make test      format, lints, unit tests, and stock kernels as hosts (the full list on 6.12, a short one on 6.1 and 7)"
+	@echo "make test-all  the same, with every case on every kernel, those too that are not in the lists above"
 	@echo "make bench     speed: raw figures, a table and plots under .cache/bench (tests/bench/README.md)"
 	@echo "make build     the release binary, target/release/farside"
 	@echo "make setup     install what the above need"
