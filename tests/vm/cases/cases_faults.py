@@ -7,7 +7,7 @@ from pathlib import Path
 from cases.allow import RECONNECT
 from cases.registry import FARSIDE, case
 from guest.fio import MIB, Running, fio
-from guest.shell import equal, eventually, quick, sha256, true
+from guest.shell import equal, eventually, quick, sh, sha256, true
 from guest.target import NQN, Subsystem
 
 #: the host tries every second, and for longer than any case lasts
@@ -64,7 +64,8 @@ def an_idle_target_with_a_host_ends_at_once(lab):
     target = lab.serve()
     # No attempt to reconnect before the host is told to disconnect: where nobody answers connection management any more, as after
     # the software provider's process, an attempt takes over a minute (15 retries of 4.3 s) and the disconnect waits for it.
-    lab.connect(target, reconnect_delay=100)
+    lab.connect(target, reconnect_delay=100).disk()
+    sh("udevadm", "settle")  # idle once partitions and labels have been looked for
     quick("from SIGTERM to the end", target.terminate(), 2.0)
 
 

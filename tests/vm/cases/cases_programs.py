@@ -22,17 +22,23 @@ WRONG_ON_PURPOSE = (
 )
 
 
-def verbs_pair(lab, *names, **environment) -> tuple[int, set]:
-    """Runs the tests; how many passed, and what they said they skipped."""
-    argv = [lab.program("verbs_pair"), *names, "--test-threads=1", "--nocapture"]
+def rust_tests(lab, program, *names, **environment) -> tuple[int, str]:
+    """Runs tests of ours that cargo built; how many passed, and all that they said."""
+    argv = [lab.program(program), *names, "--test-threads=1", "--nocapture"]
     done = run("env", *(f"{key}={value}" for key, value in environment.items()), *argv, check=False, timeout=240)
-    (lab.case_folder / f"verbs_pair-{len(names)}.log").write_text(done.stdout + "\n--\n" + done.stderr)
+    (lab.case_folder / f"{program}-{len(names)}.log").write_text(done.stdout + "\n--\n" + done.stderr)
     said = done.stdout + done.stderr
     failed = re.findall(r"^thread '(.*)' .*panicked at.*\n.*", said, re.MULTILINE)
-    equal(f"exit status of verbs_pair ({failed or said[-800:]})", done.returncode, 0)
+    equal(f"exit status of {program} ({failed or said[-800:]})", done.returncode, 0)
     result = re.search(r"^test result: ok\. (\d+) passed; 0 failed; 0 ignored", done.stdout, re.MULTILINE)
-    true(f"verbs_pair prints its result: {done.stdout[-300:]!r}", result)
-    return int(result[1]), set(re.findall(r"SKIPPED: (.*)", said))
+    true(f"{program} prints its result: {done.stdout[-300:]!r}", result)
+    return int(result[1]), said
+
+
+def verbs_pair(lab, *names, **environment) -> tuple[int, set]:
+    """Runs the verbs provider's tests; how many passed, and what they said they skipped."""
+    passed, said = rust_tests(lab, "verbs_pair", *names, **environment)
+    return passed, set(re.findall(r"SKIPPED: (.*)", said))
 
 
 def veth(lab, name: str) -> str:
@@ -78,6 +84,18 @@ def an_address_that_a_bond_changes_ends_listeners_and_connections(lab):
     passed, skipped = verbs_pair(lab, name, FARSIDE_TEST_FAILOVER=f"bond7/{slaves[1]}")
     equal("tests that passed, and what was left out", (passed, skipped), (1, set()))
     equal("the active slave", read("/sys/class/net/bond7/bonding/active_slave"), slaves[1])
+
+
+@case(providers=("soft",), timeout=300, programs=("process",))
+def four_hosts_of_large_writes_overflow_no_socket_at_the_stock_limit(lab):
+    """1 MiB at queue depth 32 from each, over loopback in the guest, with the limit that was stock before 6.18."""
+    limit = Path("/proc/sys/net/core/rmem_max")
+    lab.undo(write, limit, read(limit))
+    write(limit, 212992)
+    name = "four_hosts_of_large_writes_overflow_no_socket_at_the_stock_limit"
+    passed, said = rust_tests(lab, "process", name, "--ignored")
+    equal("tests that passed", passed, 1)
+    true("drops were counted for the target and four hosts", re.search(r"drops: \[(Some\(0\)(, )?){5}\]", said))
 
 
 @case(providers=FARSIDE, programs=("appliance",))

@@ -10,6 +10,7 @@ from machine import paths
 #: name -> what cargo is asked to build (the dev profile, as `make unit` and `make demo-test` do)
 CARGO = {
     "verbs_pair": ("test", "--no-run", "--test", "verbs_pair"),
+    "process": ("test", "--no-run", "--test", "process"),
     "appliance": ("build", "--example", "appliance"),
 }
 
