@@ -7,6 +7,8 @@ print is in `machine/dmesg.py`.
 RESET = (
     (r"nvme nvme\d+: resetting controller", "the case asks for a reset"),
     (r"block nvme\S+: no usable path - requeuing I/O", "multipath holds what udev reads until the reset is done"),
+    (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
+    (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "aborted with the connection; multipath sends it again"),
 )
 
 REFUSED = (
@@ -29,14 +31,14 @@ RECONNECT = (
     (r"nvme nvme\d+: Connect rejected: status (8|28|10)", "the case takes the target away"),
     (r"nvme nvme\d+: (failed to connect queue|Connect command failed)", "the case takes the target away"),
     (r"nvme nvme\d+: failed nvme_keep_alive_end_io", "the case takes the target away"),
-    (r"nvme nvme\d+: long keepalive RTT", "a keep alive that went with the target ends when rxe has given up on it"),
     (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
-    (r"(I/O|recoverable transport) error, dev nvme\d+c\d+n\d+,", "a command on the path that went; multipath sends it again"),
+    (
+        r"nvme nvme\d+: (Property Get error|Identify \w+ failed|[Rr]eading (CAP|VS) failed|Could not set queue count"
+        r"|Failed to (configure AEN|get ANA log)|Device not ready)",
+        "the connection went while the host set it up",
+    ),
     (r"nvme nvme\d+: queue \d+: timeout", "a command that the target did not answer before it went"),
-    (r"nvme\S+: .*\(sct 0x3 / sc 0x7[01]\)", "aborted with the connection; multipath sends it again"),
     (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),
     (r"nvmet_rdma: ", "the kernel's target noticed"),
 )
-
-DISK_GOES = ((r"Dev nvme\d+n\d+: unable to read RDB block \d+", "the kernel still looked for partitions on a disk that went"),)

@@ -105,8 +105,15 @@ def the_sizes_that_a_device_prefers_reach_the_host(lab):
     lab.undo(lambda: eventually("scsi_debug is gone", lambda: run("modprobe", "-r", "scsi_debug", check=False).returncode == 0))
     modprobe("sd_mod")
     device = eventually("the SCSI disk is there", lambda: next(iter(SCSI_DEBUG.glob(DEBUG_DISK)), None))
-    sizes = {name: int(read(device / "queue" / name)) for name in ("minimum_io_size", "optimal_io_size", "discard_granularity")}
-    equal("sizes of the SCSI disk", tuple(sizes.values()), (8 * KIB, 32 * KIB, 16 * KIB))
+    names, wanted = ("minimum_io_size", "optimal_io_size", "discard_granularity"), (8 * KIB, 32 * KIB, 16 * KIB)
+
+    def sizes() -> tuple:
+        try:
+            return tuple(int(read(device / "queue" / name)) for name in names)
+        except OSError:  # its driver is still being loaded
+            return ()
+
+    eventually(f"the SCSI disk has the sizes {wanted}", lambda: sizes() == wanted)
     path = Path("/dev") / device.name
     eventually(f"{path} is there", path.exists)
     target, disk = verified(lab, Namespace(1, "device", path, 64 * MIB), 2 * MIB)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cases.allow import RECONNECT
 from cases.registry import FARSIDE, case
-from guest.fio import MIB, Running, fio
+from guest.fio import MIB, OUTLIVES, Running, fio
 from guest.shell import equal, eventually, quick, sh, sha256, true
 from guest.target import NQN, Subsystem
 
@@ -20,7 +20,7 @@ def loaded(lab, size=64 * MIB, **fio_options):
     target = lab.serve(Subsystem(NQN + "disk1", [namespace]))
     controller = lab.connect(target, **PATIENT)
     disk = controller.disk()
-    options = {"rw": "randwrite", "bs": "16k", "size": size, "iodepth": 16, "verify": "crc32c", "loops": 2}
+    options = {"rw": "randwrite", "bs": "16k", "size": size, "iodepth": 16, "verify": "crc32c", "loops": 2} | OUTLIVES
     job = Running("load", filename=disk, **(options | fio_options))
     lab.undo(job.stop)
     eventually("fio writes", lambda: written(disk) > 4 * MIB, 30)
@@ -64,8 +64,8 @@ def an_idle_target_with_a_host_ends_at_once(lab):
     target = lab.serve()
     # No attempt to reconnect before the host is told to disconnect: where nobody answers connection management any more, as after
     # the software provider's process, an attempt takes over a minute (15 retries of 4.3 s) and the disconnect waits for it.
-    lab.connect(target, reconnect_delay=100).disk()
-    sh("udevadm", "settle")  # idle once partitions and labels have been looked for
+    disk = lab.connect(target, reconnect_delay=100).disk()
+    sh("udevadm", "wait", "--settle", "--timeout=60", disk)  # idle once partitions and labels have been looked for
     quick("from SIGTERM to the end", target.terminate(), 2.0)
 
 
@@ -73,7 +73,7 @@ def an_idle_target_with_a_host_ends_at_once(lab):
 def a_sigint_ends_it_too(lab):
     target = lab.serve()
     target.signal(signal.SIGINT)
-    equal("exit status after SIGINT", target.process.wait(10), 0)
+    equal("exit status after SIGINT", target.process.wait(60), 0)
 
 
 @case(providers=FARSIDE, timeout=180, allow=RECONNECT)
@@ -96,7 +96,7 @@ def five_kills_in_a_row_lose_nothing_that_was_flushed(lab):
     for turn in range(5):
         fio(
             f"turn{turn}", filename=disk, rw="write", bs="64k", size=2 * MIB, offset=turn * 2 * MIB, iodepth=8,
-            end_fsync=1, verify="crc32c", do_verify=0,
+            end_fsync=1, verify="crc32c", do_verify=0, **OUTLIVES,
         ).moved_exactly(write=2 * MIB)  # fmt: skip
         target.kill()
         target.start()

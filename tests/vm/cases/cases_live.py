@@ -4,7 +4,7 @@ many subsystems at once."""
 import os
 import time
 
-from cases.allow import DISK_GOES, RECONNECT
+from cases.allow import RECONNECT
 from cases.registry import FARSIDE, case
 from guest import nvmecli
 from guest.control import SOCKET, Control
@@ -22,7 +22,6 @@ CHANGING = (
     (r"nvme\d+c\d+n\d+: I/O Cmd\(0x2\) @ .* I/O Error \(sct 0x0 / sc 0x(80|0?b)\)", "udev reads what just went"),
     (r"critical target error, dev nvme\d+c\d+n\d+, sector \d+ op 0x0:\(READ\)", "udev reads the end that was cut off"),
     (r"operation not supported error, dev nvme\d+c\d+n\d+, sector \d+ op 0x0:\(READ\)", "udev reads a disk that went"),
-    *DISK_GOES,
     (r"block nvme\d+n\d+: no usable path - requeuing I/O", "the disk that goes"),
     (r"nvme nvme\d+: Identify Descriptors failed \(nsid=\d+, status=0x(400)?b\)", "it went between list and look"),
 )

@@ -6,7 +6,7 @@ from cases.cases_disk import DISK_ERRORS, served
 from cases.cases_faults import written
 from cases.registry import case
 from guest import nvmecli
-from guest.fio import MIB, Running, fio
+from guest.fio import MIB, OUTLIVES, Running, fio
 from guest.mapped import Mapped
 from guest.shell import equal, eventually, run, sha256, true
 
@@ -17,7 +17,7 @@ def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
     mapped = Mapped(lab)
     target, controller = served(lab, mapped, keep_alive_tmo=5, reconnect_delay=1, ctrl_loss_tmo=300)
     disk = controller.disk(1)
-    job = Running("stall", filename=disk, rw="randwrite", bs="16k", size=24 * MIB, iodepth=8, verify="crc32c", loops=2)
+    job = Running("stall", filename=disk, rw="randwrite", bs="16k", size=48 * MIB, iodepth=8, verify="crc32c", loops=2, **OUTLIVES)
     lab.undo(job.stop)
     lab.undo(mapped.resume)
     eventually("fio writes", lambda: written(disk) > 2 * MIB, 30)
@@ -38,6 +38,6 @@ def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
             true("the target runs", target.running)
     mapped.resume()
     eventually("the controller is live", controller.live, 60)
-    job.wait(120).moved_exactly(write=2 * 24 * MIB, read=2 * 24 * MIB)
+    job.wait(120).moved_exactly(write=2 * 48 * MIB, read=2 * 48 * MIB)
     same = sha256(disk, length=64 * MIB, direct=True)
     equal("checksum of the file and of the disk", sha256(mapped.path, length=64 * MIB), same)

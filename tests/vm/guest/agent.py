@@ -1,7 +1,8 @@
 """Runs in the guest: takes requests from the shared folder one at a time, and answers each with a file.
 
     N.request   {"call": "module:function", "timeout": seconds, "arguments": {..}}
-    N.reply     {"status": "ok" | "failed" | "skipped", "message": .., "value": .., "seconds": .., "dmesg": [..]}
+    N.reply     {"status": "ok" | "failed" | "skipped", "message": .., "value": .., "seconds": ..,
+                 "stalled": the longest pause of the guest in seconds, "dmesg": [..]}
 
 A request `exit`, or no request for ten minutes, ends the guest. `guest.agent:run_case` runs a case in the lab.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guest import root, shell  # noqa: E402
+from guest import pulse, root, shell  # noqa: E402
 from guest.kmsg import KernelLog  # noqa: E402
 from guest.shell import Failed, Skip  # noqa: E402
 
@@ -77,6 +78,7 @@ def perform(request: dict) -> dict:
         raise OutOfTime(f"no end within {request['timeout']:.0f} s")
 
     begun = time.monotonic()
+    pulse.worst()
     shell.patience = request["patience"]
     signal.signal(signal.SIGALRM, ring)
     signal.alarm(int(request["timeout"]))
@@ -95,7 +97,7 @@ def perform(request: dict) -> dict:
         reply |= {"status": "failed", "message": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     finally:
         signal.alarm(0)
-    reply["seconds"] = time.monotonic() - begun
+    reply["seconds"], reply["stalled"] = time.monotonic() - begun, pulse.worst()
     return reply
 
 
@@ -110,6 +112,7 @@ def main() -> None:
     shared = Path(sys.argv[1])
     root.enter(shared)
     log = KernelLog()
+    pulse.start()
     lab(shared, sys.argv[2], dict(argument.split("=", 1) for argument in sys.argv[3:]))
     _answer(shared, "ready", {"status": "ok", "dmesg": log.new()})
     number, last = 0, time.monotonic()

@@ -64,8 +64,8 @@ class Stallable:
 
     def remove(self) -> None:
         self.resume()
-        sh("dmsetup", "remove", "farstall")
-        sh("modprobe", "-r", "brd")
+        sh("dmsetup", "remove", "--retry", "farstall")  # udev may look at it: the target has just closed it
+        eventually("brd is gone", lambda: run("modprobe", "-r", "brd", check=False).returncode == 0)
 
     def written(self) -> int:
         """Bytes that it was given."""

@@ -51,7 +51,7 @@ class Controller:
     def live(self) -> bool:
         return self.state == "live"
 
-    def disk(self, nsid: int = 1, timeout=10.0) -> str:
+    def disk(self, nsid: int = 1, timeout=30.0) -> str:
         """The block device of a namespace, once it is there with its size. With multipath the disk belongs to the
         subsystem (nvme0n1) and the path is nvme0c1n1."""
         name = eventually(f"{self.name} has a disk for namespace {nsid}", lambda: self._disk_name(nsid), timeout)
@@ -106,13 +106,13 @@ class Controller:
         finally:
             os.close(attribute)
 
-    def disconnect(self, timeout=15.0) -> None:
+    def disconnect(self, timeout=60.0) -> None:
         said = nvme("disconnect", "-d", self.name, timeout=timeout)
         eventually(f"{self.name} is gone", lambda: not self.sysfs.exists(), timeout)
         if "disconnected" not in said.lower() and said.strip():
             raise Failed(f"nvme disconnect said {said!r}")
 
-    def delete(self, timeout=15.0) -> None:
+    def delete(self, timeout=60.0) -> None:
         """Disconnects without the tools (see `connect_without_tools`)."""
         write(self.sysfs / "delete_controller", 1)
         eventually(f"{self.name} is gone", lambda: not self.sysfs.exists(), timeout)
@@ -196,11 +196,11 @@ def connect_is_refused(nqn: str, address: str, port: int = 4420, timeout=30.0, *
     return (done.stderr + done.stdout).strip()
 
 
-def disconnect_all(timeout=60.0) -> None:
+def disconnect_all(timeout=150.0) -> None:
     """Without the tools: they open each disk first, and an open waits while the kernel reads partitions. With the target gone
     that is until it is back, or until what the tools were asked for is done (seen on 6.12)."""
     if controllers():
-        each = f"for one in {CLASS}/*/delete_controller; do echo 1 > $one; done"
+        each = f"for one in {CLASS}/*/delete_controller; do (echo 1 > $one) & done; wait"
         run("sh", "-c", each, check=False, timeout=timeout)
         eventually("all controllers are gone", lambda: not controllers(), timeout)
 

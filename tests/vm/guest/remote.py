@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from guest import network, nvmecli
-from guest.fio import Running, fio
+from guest.fio import OUTLIVES, Running, fio
 from guest.lab import Lab, find_disk
 from guest.mapped import Stallable
 from guest.shell import eventually, modprobe, run, sh, sha256
@@ -198,12 +198,12 @@ def wait_live(controller: str, seconds: float) -> None:
 
 
 def fio_run(name: str, **options) -> dict:
-    result = fio(name, timeout=options.pop("timeout", 120), **options)
+    result = fio(name, timeout=options.pop("timeout", 120), **(OUTLIVES | options))
     return {d: result.bytes(d) for d in ("read", "write", "trim")}
 
 
 def fio_start(name: str, **options) -> None:
-    _jobs[name] = Running(name, **options)
+    _jobs[name] = Running(name, **(OUTLIVES | options))
 
 
 def fio_wait(name: str, seconds: float) -> dict:

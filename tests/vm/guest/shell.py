@@ -76,7 +76,7 @@ def all_quick(what: str, seconds: list[float], limit: float) -> None:
     quick(f"of the slowest {what} but {spared}", slow[spared], limit)
 
 
-def eventually(what: str, probe, timeout=10.0, interval=0.05):
+def eventually(what: str, probe, timeout=30.0, interval=0.05):
     """Waits until `probe` returns something true, and returns that."""
     deadline = time.monotonic() + timeout * patience
     while True:

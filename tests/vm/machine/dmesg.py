@@ -21,6 +21,7 @@ ALLOWED_ALWAYS = (
     (r"hrtimer: interrupt took", "software emulation is slow"),
     (r"clocksource: |tsc: |TSC ", "software emulation's clock"),
     (r"perf: interrupt took too long", "software emulation is slow"),
+    (r"nvme nvme\d+: long keepalive RTT", "software emulation is slow; or the target went, and rxe gave up on it late"),
     (r"workqueue: \S+ hogged CPU", "software emulation is slow"),
     (r"sched: DL replenish lagged", "software emulation is slow"),
     (r"device-mapper: core: CONFIG_IMA_DISABLE_HTABLE is disabled", "the module says so once, when it is loaded"),
@@ -35,6 +36,7 @@ ALLOWED_EVERYWHERE = (
     (r"block device autoloading is deprecated", "udev opened the node of a disk that was just disconnected"),
     (r"nvme\d+n\d+: no available path - failing I/O", "udev still read the disk when it was disconnected"),
     (r"Buffer I/O error on dev nvme\d+n\d+, .*async page read", "udev still read the disk when it was disconnected"),
+    (r"Dev nvme\d+n\d+: unable to read RDB block \d+", "the kernel still looked for partitions when the disk was disconnected"),
 )
 
 #: whose lines count at every level

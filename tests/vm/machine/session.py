@@ -9,7 +9,7 @@ from machine import dmesg, paths
 from machine.guest import Disk, Guest, GuestDied
 from machine.kernels import Kernel
 from machine.report import Report
-from machine.work import Work
+from machine.work import STANDSTILL, Work
 
 SCRATCH_SIZE = 8 * 2**30
 
@@ -24,6 +24,8 @@ class Session:
     append: tuple[str, ...] = ()
     keep: bool = False
     boots: int = field(default=0)
+    #: what was put back, once: the machine under the guest, or the emulator, was at fault
+    again: set = field(default_factory=set)
 
     def run(self) -> None:
         left = list(self.work)
@@ -34,7 +36,11 @@ class Session:
                 continue
             try:
                 while left:
-                    if not self._run_case(guest, left.pop(0)):
+                    work = left.pop(0)
+                    whole, once_more = self._run_case(guest, work)
+                    if once_more:
+                        left.insert(0, work)
+                    if not whole:
                         break
             finally:
                 guest.stop()
@@ -42,6 +48,11 @@ class Session:
                     shutil.rmtree(guest.folder, ignore_errors=True)
 
     def _boot(self, first: Work) -> Guest | None:
+        """One that does not come up is tried once more: the emulator may end before the kernel says a word."""
+        return self._try_to_boot(None) or self._try_to_boot(first)
+
+    def _try_to_boot(self, first: Work | None) -> Guest | None:
+        """With a case, that it fails is that case's failure."""
         self.boots += 1
         folder = paths.RUNS / f"{self.kernel.series}-{time.time_ns()}"
         folder.mkdir(parents=True)
@@ -54,13 +65,24 @@ class Session:
             guest.start()
         except GuestDied as death:
             console = _tail(guest.console) + _tail(guest.shared / "agent.log")
+            if first is None:
+                print(f"again: {death} (exit status {guest.process and guest.process.returncode})", *console, sep="\n", flush=True)
+                return None
             self.report.fail(self.kernel.series, first.setting, first.case.name, 0, str(death), console, guest.shared)
             return None
         print(f"boot {self.kernel.series:5} {self.kernel.version} {time.monotonic() - begun:.1f}s", flush=True)
         return guest
 
-    def _run_case(self, guest: Guest, work: Work) -> bool:
-        """False when the guest cannot be used any more."""
+    def _once_more(self, work: Work, why: str) -> bool:
+        """Whether a case that failed is to run again, in a new guest. Only where what is under the guest was at fault."""
+        if work in self.again:
+            return False
+        self.again.add(work)
+        print(f"again: {work.setting} {work.case.name}: {why}", flush=True)
+        return True
+
+    def _run_case(self, guest: Guest, work: Work) -> tuple[bool, bool]:
+        """Whether the guest can be used further, and whether the case is to run again."""
         series, case, setting = self.kernel.series, work.case, work.setting
         begun = time.monotonic()
         try:
@@ -68,14 +90,19 @@ class Session:
             reply = guest.call("guest.agent:run_case", 2 * case.timeout, name=case.name, **where)
         except GuestDied as death:
             trouble = dmesg.traces(guest.console.read_text(errors="replace"))
+            if not trouble and "ended while" in str(death) and self._once_more(work, str(death)):
+                return False, True
             message = f"{death}" + (f"; its kernel said: {trouble[0]}" if trouble else "")
             self.report.fail(
                 series, setting, case.name, time.monotonic() - begun, message, _tail(guest.console), guest.shared
             )
-            return False
+            return False, False
         lines = reply["dmesg"]
         (guest.shared / f"dmesg-{case.name}-{setting.replace('/', '-')}.txt").write_text(dmesg.format_lines(lines))
         bad = dmesg.judge(lines, case.allow)
+        failed, stood = bad or reply["status"] == "failed", reply["stalled"]
+        if failed and stood > STANDSTILL and self._once_more(work, f"the guest stood still for {stood:.1f} s"):
+            return False, True
         if reply["status"] == "failed":
             extra = reply.get("trace", "").splitlines()
             extra += [f"dmesg: {line}" for line in bad]
@@ -89,7 +116,7 @@ class Session:
             self.report.passed(series, setting, case.name, reply["seconds"])
         # After a trace, a time-out or an unclean end, nothing that follows could be trusted.
         dirty = "no end within" in reply["message"] or "cleaning up" in reply["message"]
-        return not dirty and not any(dmesg.TRACES.search(line) for line in bad)
+        return not dirty and not any(dmesg.TRACES.search(line) for line in bad), False
 
 
 def _tail(path: Path, lines=40) -> list[str]:

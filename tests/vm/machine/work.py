@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from cases.registry import NETWORKS, Case
 
 
+#: seconds without a processor after which rxe gives up on acknowledgements that wait in the guest itself
+STANDSTILL = 1.0
+
+
 @dataclass(frozen=True)
 class Work:
     """A case, and where its target runs."""
