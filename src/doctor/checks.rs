@@ -255,7 +255,8 @@ impl Doctor {
         let dscp = format!("DSCP of {netdev}");
         findings.push(match self.read(format!("{folder}/trust")).as_deref() {
             None => {
-                let remedy = format!("ask with `dcb app show dev {netdev}` (dscp-prio); the switch has to map it alike");
+                let remedy =
+                    format!("ask with `dcb app show dev {netdev}` (dscp-prio); the switch has to map it alike");
                 hint(dscp, "its driver does not tell whether it chooses the priority", remedy)
             }
             Some("dscp") => good(dscp, "is trusted: it chooses the priority"),

@@ -235,7 +235,7 @@ fn options(keep_alive: Duration) -> HostOptions {
     }
 }
 
-/// Connects and disconnects queues until each slot of a queue pair has been used. The attack alone takes a minute for it.
+/// Connects and disconnects queues until each slot of a queue pair has been used. The attack does too, as fast as the machine is.
 fn fill_tables(target: SocketAddr) {
     const AT_ONCE: usize = 8;
     let (begun, mut made) = (Instant::now(), 0);

@@ -176,3 +176,19 @@ impl Drop for Served {
         let _ = self.child.wait();
     }
 }
+
+#[test]
+fn counters_are_kept_and_a_missing_one_is_told() {
+    let mut log = Vec::new();
+    keep(&mut log, "closed counters=Counters { received: 7, overflow: 1 }".into());
+    (0..3 * KEPT).for_each(|line| keep(&mut log, format!("line {line}")));
+    keep(&mut log, "closed counters=Counters { received: 5, overflow: 0 }".into());
+    assert_eq!(log.len(), KEPT);
+    assert_eq!(log[KEPT - 2], format!("line {}", 3 * KEPT - 1));
+    let log = log.join("\n");
+    assert_eq!(counted(&log, "received"), [7, 5]);
+    let refused = |log: &str, name: &str| std::panic::catch_unwind(|| counted(log, name)).is_err();
+    assert!(refused(&log, "overflows"), "a counter of another name");
+    assert!(refused(&format!("{log}\ncounters=Counters {{ received: 1 }}"), "overflow"), "one line is without it");
+    assert!(refused("line 1", "received"), "nobody told");
+}
