@@ -73,7 +73,7 @@ impl<'a> Crowd<'a> {
     fn grow_to(&mut self, count: usize) {
         while self.hosts.len() < count {
             self.hosts.push(self.host(self.hosts.len()));
-            if self.hosts.len() % 8 == 0 {
+            if self.hosts.len().is_multiple_of(8) {
                 self.round("connect");
             }
         }
