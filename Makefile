@@ -46,9 +46,9 @@ SIM_RUNS ?= 10000
 sim: toolchain libraries
 	FARSIDE_SIM_RUNS=$(SIM_RUNS) cargo test --lib --locked -- --nocapture sim::tests::every_run_keeps_its_promises
 
-# A minute and a half of hostile packets, in whose last third memory has to stand still; `unit` has a few seconds of them.
+# A minute of hostile packets, in whose last third memory has to stand still; `unit` has a few seconds of them.
 hostile: toolchain libraries
-	FARSIDE_HOSTILE_SECONDS=90 cargo test --test process --locked -- --nocapture hostile_packets_harm_nobody_else
+	FARSIDE_HOSTILE_SECONDS=60 cargo test --test process --locked -- --nocapture hostile_packets_harm_nobody_else
 
 # Instructions per command, by callgrind, against what is recorded: a rise of more than 3% fails. See tests/bench/README.md.
 GATE = cargo bench --bench core --locked -- gate tests/bench/instructions.json

@@ -253,28 +253,36 @@ impl Doctor {
             },
         }];
         let dscp = format!("DSCP of {netdev}");
-        findings.extend(self.read(format!("{folder}/trust")).map(|trust| match trust.as_str() {
-            "dscp" => good(dscp, "is trusted: it chooses the priority"),
-            other => hint(
+        findings.push(match self.read(format!("{folder}/trust")).as_deref() {
+            None => {
+                let remedy =
+                    format!("ask with `dcb app show dev {netdev}` (dscp-prio); the switch has to map it alike");
+                hint(dscp, "its driver does not tell whether it chooses the priority", remedy)
+            }
+            Some("dscp") => good(dscp, "is trusted: it chooses the priority"),
+            Some(other) => hint(
                 dscp,
                 format!("chooses no priority: the port trusts {other}"),
                 "trust dscp on NIC and switch, or tag with a VLAN",
             ),
-        }));
+        });
         findings
     }
 
-    /// What a NIC's driver tells of congestion control. Most tell nothing.
+    /// What a NIC's driver tells of congestion control. Most tell nothing, and nothing else of the kernel does: that is only
+    /// said when there are devices.
     fn congestion(&self, netdev: &str) -> Option<Finding> {
+        let object = format!("ECN of {netdev}");
         let enabled = self.entries(format!("sys/class/net/{netdev}/ecn/roce_np/enable"));
         if enabled.is_empty() {
-            return None;
+            let remedy = "ask with the NIC vendor's tool; the switch has to mark packets of the same DSCP";
+            let reason = "its driver does not tell whether congestion notifications are answered";
+            return self.has_devices().then(|| hint(object, reason, remedy));
         }
         let on = |index: &&String| {
             self.read(format!("sys/class/net/{netdev}/ecn/roce_np/enable/{index}")).as_deref() == Some("1")
         };
         let count = enabled.iter().filter(on).count();
-        let object = format!("ECN of {netdev}");
         Some(if count > 0 {
             good(object, format!("congestion notifications are answered on {count} priorities"))
         } else {

@@ -9,7 +9,8 @@ pub struct Meaning {
     pub remedy: &'static str,
 }
 
-/// Parts that a message has, all of them, and what it means then. The first that fits is taken.
+/// Parts that a message has, all of them, and what it means then. The first that fits is taken. A part that ends with a digit
+/// ends a number of the message.
 pub(super) const KNOWN: &[(&[&str], &str, &str)] = &[
     (
         &["Connect rejected: status 8"],
@@ -73,27 +74,27 @@ pub(super) const KNOWN: &[(&[&str], &str, &str)] = &[
         "see who aborted it: a timeout of the host before this line, or the target that disconnects this host",
     ),
     (
-        &["Connect command failed", " 386"],
+        &["Connect command failed", "bit: 386"],
         "the Connect command was refused: a parameter (status 182h)",
         "compare --nqn and --hostnqn with what the target serves and allows",
     ),
     (
-        &["Connect command failed", " 16770"],
+        &["Connect command failed", "bit: 16770"],
         "the Connect command was refused: a parameter (status 182h, do not retry)",
         "compare --nqn and --hostnqn with what the target serves and allows",
     ),
     (
-        &["Connect command failed", " 16772"],
+        &["Connect command failed", "bit: 16772"],
         "this host is not on the subsystem's list (status 184h)",
         "farside ctl allow-host NQN HOSTNQN",
     ),
     (
-        &["Connect command failed", " 16386"],
+        &["Connect command failed", "bit: 16386"],
         "a field of the Connect command was refused (status 02h)",
         "the versions of host and target do not fit: report it",
     ),
     (
-        &["Connect command failed", " 881"],
+        &["Connect command failed", "bit: 881"],
         "the target never answered the Connect command (host aborted it, 371h)",
         "see whether the target stands still: `farside ctl status`",
     ),
@@ -198,6 +199,11 @@ pub(super) const KNOWN: &[(&[&str], &str, &str)] = &[
 pub fn decode(line: &str) -> Option<Meaning> {
     KNOWN
         .iter()
-        .find(|(parts, ..)| parts.iter().all(|part| line.contains(part)))
+        .find(|(parts, ..)| parts.iter().all(|part| has(line, part)))
         .map(|(_, meaning, remedy)| Meaning { meaning, remedy })
+}
+
+fn has(line: &str, part: &str) -> bool {
+    let ends_number = part.ends_with(|last: char| last.is_ascii_digit());
+    line.split(part).skip(1).any(|rest| !ends_number || !rest.starts_with(|next: char| next.is_ascii_alphanumeric()))
 }

@@ -157,6 +157,13 @@ fn priorities_of_flow_control_are_told_where_the_device_does() {
     says(&with(&pause("0,0,0,1,0,0,0,0\n")), &["ok", "PFC of lo", "1 priorities"]);
     says(&with(&pause("0,0,0,0,0,0,0,0\n")), &["hint", "PFC of lo", "off on every priority", "ECN"]);
     says(&with(&nic(&[])), &["hint", "PFC of lo", "does not tell", "dcb pfc show dev lo"]);
+    says(&with(&nic(&[])), &["hint", "DSCP of lo", "does not tell", "dcb app show dev lo"]);
+    says(&with(&nic(&[])), &["hint", "ECN of lo", "does not tell", "NIC vendor's tool"]);
+    // Without RDMA devices there is no NIC to ask.
+    let bare = Machine::new(&[]);
+    let lines = with(&bare).examine();
+    let asks = |one: &Finding| ["PFC", "DSCP", "ECN"].iter().any(|kind| one.object.starts_with(kind));
+    assert!(!lines.iter().any(asks), "{lines:?}");
     let trust = nic(&[("sys/class/net/lo/qos/trust", "pcp\n")]);
     says(&with(&trust), &["hint", "DSCP of lo", "pcp", "trust dscp"]);
     let trust = nic(&[("sys/class/net/lo/qos/trust", "dscp\n")]);
@@ -214,4 +221,10 @@ fn messages_of_the_host_are_decoded() {
         assert!(!meaning.remedy.is_empty());
     }
     assert_eq!(decode("eth0: renamed from veth1"), None);
+    // Numbers that begin like known ones (302h is of ANA), and a time.
+    for other in ["770", "3861", "2", "71"] {
+        let line = format!("[  386.000001] nvme nvme0: Connect command failed, error wo/DNR bit: {other}");
+        assert_eq!(decode(&line), None, "{line}");
+    }
+    assert_eq!(decode("nvme nvme0: Connect rejected: status 80 (unknown)."), None);
 }

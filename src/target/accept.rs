@@ -123,7 +123,10 @@ impl<P: Provider> Reactor<P> {
         }
         device.by_qp[qp.0 as usize] = index + 1;
         self.by_conn.insert(conn, index);
-        self.unconnected.push_back((now + self.shared.options.connect_timeout, key));
+        let mut unconnected = std::mem::take(&mut self.unconnected);
+        forget_gone(&mut unconnected, self.queues.len(), |key| self.queue_by_key(key).is_some());
+        unconnected.push_back((now + self.shared.options.connect_timeout, key));
+        self.unconnected = unconnected;
 
         // All receives stand before the peer may send.
         if !self.post_receives(index) {
@@ -239,4 +242,38 @@ fn post_receive<P: Provider>(device: &mut Device<P>, to: RecvQueue, memory: &mut
         device.posted += 1;
     }
     true
+}
+
+/// Whoever connects and disconnects at once leaves an entry each time, for as long as a Connect command may take: those of
+/// queues that are gone go when they are more than half, so that there are about twice as many entries as queues at most.
+fn forget_gone(unconnected: &mut VecDeque<(Duration, QueueKey)>, queues: usize, is_there: impl Fn(QueueKey) -> bool) {
+    if unconnected.len() > 2 * queues + FEW {
+        unconnected.retain(|(_, key)| is_there(*key));
+    }
+}
+
+/// Entries that are not worth a search.
+const FEW: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_that_are_gone_are_forgotten_and_the_others_wait_for_their_turn() {
+        let key = |generation: u32| QueueKey { reactor: 0, index: generation % 8, generation };
+        let (mut unconnected, mut most) = (VecDeque::new(), 0);
+        // One in a thousand stays.
+        let is_there = |key: QueueKey| key.generation.is_multiple_of(1000);
+        for generation in 0..10_000 {
+            let queues = 1 + generation as usize / 1000;
+            forget_gone(&mut unconnected, queues, is_there);
+            unconnected.push_back((Duration::from_millis(generation.into()), key(generation)));
+            most = most.max(unconnected.len());
+        }
+        assert!((FEW..=2 * 10 + FEW + 1).contains(&most), "{most} entries");
+        forget_gone(&mut unconnected, 0, is_there);
+        let left: Vec<u32> = unconnected.iter().map(|(_, key)| key.generation).filter(|at| at % 1000 == 0).collect();
+        assert_eq!(left, [0, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000], "the oldest first");
+    }
 }

@@ -49,13 +49,14 @@ pub(crate) fn queues_tell_why_they_ended<R: Rig>() {
     let sgl = wire::keyed(buffer.addr(), 4096, raw.host.rkey() ^ 0x0055_0000, false);
     raw.host.send(io, &wire::block_command(1, 1, 0, 8).cid(cid).sgl(sgl).0).expect("sent");
     let target = setup.target.as_ref().expect("running");
-    let refused = [Cause::RemoteAccess, Cause::RemoteInvalidRequest, Cause::RemoteOperation];
     assert!(raw.host.end_of(io, LIMIT).is_some(), "the host's device refuses the key");
     until("the end of that queue", || total(&setup) > before);
     let ends = target.disconnects();
     // Over a network the host, which refused it, may say goodbye before its refusal is seen here.
     let goodbye = R::PADS && ends[0].cause == Cause::HostDisconnected;
-    assert!(goodbye || refused.contains(&ends[0].cause), "{ends:?}");
+    if !goodbye {
+        assert_eq!(ends[0].cause, Cause::RemoteAccess, "{ends:?}");
+    }
     // The operator disconnects the host: the admin queue is what is left of it.
     let before = total(&setup);
     assert_eq!(target.disconnect(HOST_NQN, None), 1);
@@ -90,12 +91,14 @@ fn ends<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, queue: RawQueueId, cause: Ca
 }
 
 pub(crate) fn commands_replacements_and_operators_are_told_apart<R: Rig>() {
-    let options = Options { subsystem_reset: true, connect_timeout: Duration::from_secs(1), ..small() };
-    let setup = Setup::<R>::with(R::new(), options);
-    let target = setup.target.as_ref().expect("running");
-    let mut silent = setup.raw_as(9);
+    // A target of its own: a second is short for those below, wherever they have to wait for a processor.
+    let impatient = Setup::<R>::with(R::new(), Options { connect_timeout: Duration::from_secs(1), ..small() });
+    let mut silent = impatient.raw_as(9);
     let queue = silent.good_queue(0, 32);
-    ends(&setup, &mut silent, queue, Cause::NeverConnected);
+    ends(&impatient, &mut silent, queue, Cause::NeverConnected);
+    drop((silent, impatient));
+    let setup = Setup::<R>::with(R::new(), Options { subsystem_reset: true, ..small() });
+    let target = setup.target.as_ref().expect("running");
     // The Disconnect command of an I/O queue; then the admin queue goes and takes the other one along.
     let (mut raw, admin, io) = setup.ready();
     raw.host.send(io, &Sqe::fabrics(0x08).cid(1).0).expect("sent");

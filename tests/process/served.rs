@@ -15,12 +15,32 @@ pub(crate) const NQN: &str = "nqn.2026-11.io.example:process";
 /// A log filter with which endpoints of the software provider say at their end what they counted.
 pub(crate) const ENDPOINTS: &str = "info,farside::rdma::soft::endpoint=debug";
 
-/// The values of a counter in the last log lines of endpoints.
+/// What only the last log line of an endpoint has.
+const COUNTERS: &str = "counters=";
+
+/// The values of a counter in the last log lines of endpoints: there is such a line, and each of them has it.
+#[track_caller]
 pub(crate) fn counted(log: &str, name: &str) -> Vec<u64> {
     let start = format!(" {name}: ");
-    let closed = log.lines().filter(|line| line.contains("counters="));
-    let values = closed.filter_map(|line| line.split_once(&start)?.1.split([',', ' ']).next()?.parse().ok());
-    values.collect()
+    let value = |line: &str| line.split_once(&start)?.1.split([',', ' ']).next()?.parse().ok();
+    let closed = log.lines().filter(|line| line.contains(COUNTERS));
+    let values: Vec<u64> =
+        closed.map(|line| value(line).unwrap_or_else(|| panic!("there is no {name} in {line}"))).collect();
+    assert!(!values.is_empty(), "no endpoint has told what it counted:\n{log}");
+    values
+}
+
+/// Lines of a log that are kept, besides those of [`COUNTERS`], which are kept all.
+const KEPT: usize = 200;
+
+/// Keeps a line, and gives up the first of those that are too many.
+fn keep(last: &mut Vec<String>, line: String) {
+    last.push(line);
+    if last.len() > KEPT
+        && let Some(first) = last.iter().position(|line| !line.contains(COUNTERS))
+    {
+        last.remove(first);
+    }
 }
 
 pub(crate) struct Served {
@@ -74,11 +94,7 @@ impl Served {
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     lines.fetch_add(1, Ordering::Relaxed);
-                    let mut last = last.lock().expect("sound");
-                    if last.len() == 200 {
-                        last.remove(0);
-                    }
-                    last.push(line);
+                    keep(&mut last.lock().expect("sound"), line);
                 }
             })
         };
@@ -140,7 +156,7 @@ impl Served {
         self.lines.load(Ordering::Relaxed)
     }
 
-    /// The last lines that it wrote.
+    /// The last lines that it wrote, and what its endpoints counted.
     pub(crate) fn log(&self) -> String {
         self.last.lock().expect("sound").join("\n")
     }
@@ -159,4 +175,20 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+#[test]
+fn counters_are_kept_and_a_missing_one_is_told() {
+    let mut log = Vec::new();
+    keep(&mut log, "closed counters=Counters { received: 7, overflow: 1 }".into());
+    (0..3 * KEPT).for_each(|line| keep(&mut log, format!("line {line}")));
+    keep(&mut log, "closed counters=Counters { received: 5, overflow: 0 }".into());
+    assert_eq!(log.len(), KEPT);
+    assert_eq!(log[KEPT - 2], format!("line {}", 3 * KEPT - 1));
+    let log = log.join("\n");
+    assert_eq!(counted(&log, "received"), [7, 5]);
+    let refused = |log: &str, name: &str| std::panic::catch_unwind(|| counted(log, name)).is_err();
+    assert!(refused(&log, "overflows"), "a counter of another name");
+    assert!(refused(&format!("{log}\ncounters=Counters {{ received: 1 }}"), "overflow"), "one line is without it");
+    assert!(refused("line 1", "received"), "nobody told");
 }
