@@ -115,14 +115,10 @@ fn stall_with<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, io: RawQueueId, sgl: [
         let sqe = wire::block_command(*opcode, 1, u64::from(cid) * 8, 8);
         raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
     }
-    let target = setup.target.as_ref().expect("running");
-    until("the target has every command", || {
+    until("the disk has every command", || {
         raw.host.turn();
-        target.counters().requests == opcodes.len()
+        setup.faults.held() == opcodes.len()
     });
-    // And by now the disk has them.
-    std::thread::sleep(Duration::from_millis(20));
-    raw.host.turn();
 }
 
 /// Dword 0, bit 0 of the answer to Abort: 0 = the command was aborted.

@@ -12,7 +12,7 @@ use farside::target::{NamespaceSpec, SubsystemSpec};
 use nvme::Status;
 
 use crate::raw_blocks::u32_at;
-use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small};
+use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until};
 
 const ZONED_NQN: &str = "nqn.2026-11.io.farside:zoned";
 /// Zones of 1 MiB, 768 KiB of which can be written.
@@ -391,22 +391,13 @@ pub(crate) fn aborted_while_the_storage_is_asked_is_not_run<R: Rig>() {
     zoned.faults.stall();
     let mut stream = Stream::new(zoned.host(2), 2);
     stream.send(0);
-    loop {
-        let cid = *stream.under_way.keys().next_back().expect("one");
-        let begun = std::time::Instant::now();
-        let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
-        ok(aborted.status());
-        if aborted.dword0() == 0 {
-            // Its data were on their way.
-            let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
-            assert_status(&response, Status::ABORT_REQUESTED, "an append that is not there yet");
-            stream.under_way.remove(&cid);
-            stream.send(0);
-        } else if begun.elapsed() > std::time::Duration::from_millis(400) {
-            // An Abort waits for the storage for a while; one that does not came before the append.
-            break;
-        }
-    }
+    until("the storage is asked", || {
+        stream.host.raw.host.turn();
+        zoned.faults.held() == 1
+    });
+    let cid = *stream.under_way.keys().next_back().expect("one");
+    let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
+    assert_eq!((aborted.status(), aborted.dword0()), (Status::SUCCESS, 1), "the storage has it");
     zoned.faults.release();
     let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
     assert_status(&response, Status::ABORT_REQUESTED, "the append");
