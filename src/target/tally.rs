@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nvme::io::IoCommand;
 use nvme::zns::ZoneCommand;
 
+use crate::backend::IoError;
+
 /// What hosts did with something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Read and Compare commands that succeeded.
+    /// Read and Compare commands whose data were read; also those of a Compare that found others.
     pub reads: u64,
     /// Bytes of those.
     pub bytes_read: u64,
@@ -19,7 +21,7 @@ pub struct Traffic {
     pub writes: u64,
     /// Bytes of those.
     pub bytes_written: u64,
-    /// Commands of any kind that the backend failed.
+    /// Commands of any kind that the backend failed; those that hosts had cancelled are none of them.
     pub errors: u64,
 }
 
@@ -50,14 +52,18 @@ pub(crate) struct Tally {
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: AtomicU64,
+    /// Those of the errors that the medium is to blame for.
+    media_errors: AtomicU64,
 }
 
 impl Tally {
     /// A command of `bytes` ended in the backend: counts for its namespace and for its queue.
     #[inline]
-    pub(crate) fn count(both: [&Self; 2], command: &IoCommand, bytes: u32, success: bool) {
+    pub(crate) fn count(both: [&Self; 2], command: &IoCommand, bytes: u32, result: Result<(), IoError>) {
+        if let Err(error) = result {
+            return both.into_iter().for_each(|one| one.count_error(error));
+        }
         match command {
-            _ if !success => both.into_iter().for_each(|one| add(&one.errors, 1)),
             IoCommand::Read { .. } | IoCommand::Compare { .. } => both.into_iter().for_each(|one| {
                 add(&one.reads, 1);
                 add(&one.bytes_read, bytes.into());
@@ -70,6 +76,30 @@ impl Tally {
             }
             _ => {}
         }
+    }
+
+    #[cold]
+    fn count_error(&self, error: IoError) {
+        let media = match error {
+            IoError::Read | IoError::Write | IoError::Other(_) => 1,
+            // Its host had it ended.
+            IoError::Cancelled => return,
+            IoError::NoSpace
+            | IoError::OutOfRange
+            | IoError::ReadOnly
+            | IoError::Unsupported
+            | IoError::Gone
+            | IoError::OpenZones
+            | IoError::ActiveZones
+            | IoError::Reservation => 0,
+        };
+        add(&self.errors, 1);
+        add(&self.media_errors, media);
+    }
+
+    /// Commands so far that the medium failed.
+    pub(crate) fn media_errors(&self) -> u64 {
+        self.media_errors.load(Ordering::Relaxed)
     }
 
     /// What was counted so far.
@@ -142,9 +172,25 @@ mod tests {
     fn both_sides_of_a_command_are_counted() {
         let (namespace, queue) = (Tally::default(), Tally::default());
         let write = IoCommand::Write { slba: 0, blocks: 8, fua: false };
-        Tally::count([&namespace, &queue], &write, 4096, true);
-        Tally::count([&namespace, &queue], &write, 4096, false);
+        Tally::count([&namespace, &queue], &write, 4096, Ok(()));
+        Tally::count([&namespace, &queue], &write, 4096, Err(IoError::Write));
         let expected = Traffic { writes: 1, bytes_written: 4096, errors: 1, ..Traffic::default() };
         assert_eq!((namespace.traffic(), queue.traffic()), (expected, expected));
+    }
+
+    #[test]
+    fn what_hosts_cancel_is_no_error_and_what_they_may_not_none_of_the_medium() {
+        let counted = |error| {
+            let (namespace, queue) = (Tally::default(), Tally::default());
+            Tally::count([&namespace, &queue], &IoCommand::Flush, 0, Err(error));
+            assert_eq!(namespace.traffic(), queue.traffic());
+            (namespace.traffic().errors, namespace.media_errors())
+        };
+        use IoError as E;
+        assert_eq!(counted(E::Cancelled), (0, 0));
+        assert_eq!([E::Read, E::Write, E::Other(5)].map(counted), [(1, 1); 3]);
+        let others = [E::NoSpace, E::OutOfRange, E::ReadOnly, E::Unsupported, E::Gone, E::OpenZones, E::ActiveZones];
+        assert_eq!(others.map(counted), [(1, 0); 7]);
+        assert_eq!(counted(E::Reservation), (1, 0));
     }
 }

@@ -16,10 +16,11 @@ use nvme::io::IoCommand;
 use nvme::status::Status;
 use nvme::zns::{ZoneAction, ZoneCommand, ZoneFilter, Zones, report};
 
+use super::execute::status_of;
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use super::shared::{Message, RequestRef};
-use crate::backend::{IoOp, ZoneWork, Zoned};
+use crate::backend::{IoError, IoOp, ZoneWork, Zoned};
 use crate::rdma::Provider;
 
 /// Who works on which zone of a namespace, and who waits for that.
@@ -299,20 +300,20 @@ impl<P: Provider> Reactor<P> {
         &mut self,
         id: RequestId,
         at: u32,
-        outcome: Result<(), Status>,
+        result: Result<(), IoError>,
         now: Duration,
     ) -> bool {
         let request = &mut self.requests[id];
         let (cid, abort, queue) = (request.cid, request.abort, request.queue);
         let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) else { return false };
         let Some(command) = on.asks_for.take() else { return false };
-        match outcome {
+        match result {
             Ok(()) => on.turns.zones().trust(on.zone),
-            Err(_) => self.tally(queue, at, &command, 0, false),
+            Err(error) => self.tally(queue, at, &command, 0, Err(error)),
         }
         let request = &mut self.requests[id];
         request.job = Job::Io { namespace: at, command };
-        let failed = abort.or_else(|| outcome.err()).map(|status| status_for(&command, status));
+        let failed = abort.or_else(|| result.err().map(status_of)).map(|status| status_for(&command, status));
         // Who waits for what is in progress now need not wait for what is looked at anew.
         self.ended(id, failed);
         match failed {
