@@ -121,23 +121,28 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// How many hosts without a queue are remembered.
+/// How many hosts are remembered; more only where that many are connected.
 const REMEMBERED: usize = 256;
 
-/// What was done on queues that ended, by host; of those that came back last. A host that invents names for itself pushes out
-/// others' past, and takes no more memory.
+/// What was done on queues that ended, by host. Of hosts that have no queue any more, those that came last: one that invents names
+/// for itself, and does something under each, pushes out the past of others that are gone, and takes no more memory.
 #[derive(Debug, Default)]
 pub(crate) struct Past(VecDeque<(String, Traffic)>);
 
 impl Past {
-    /// A queue of this host ended.
-    pub(crate) fn note(&mut self, host: &str, traffic: Traffic) {
-        let known = self.0.iter().position(|(known, _)| known == host);
-        let (name, mut sum) =
-            known.and_then(|at| self.0.remove(at)).unwrap_or_else(|| (host.to_owned(), Traffic::default()));
+    /// A queue of this host ended. One that was never heard of and did nothing is not remembered, and one that is connected is not
+    /// forgotten, as its figures would fall.
+    pub(crate) fn note(&mut self, host: &str, traffic: Traffic, is_connected: impl Fn(&str) -> bool) {
+        let known = self.0.iter().position(|(known, _)| known == host).and_then(|at| self.0.remove(at));
+        if known.is_none() && traffic == Traffic::default() {
+            return;
+        }
+        let (name, mut sum) = known.unwrap_or_else(|| (host.to_owned(), Traffic::default()));
         sum += traffic;
-        if self.0.len() == REMEMBERED {
-            self.0.pop_front();
+        if self.0.len() >= REMEMBERED
+            && let Some(gone) = self.0.iter().position(|(host, _)| !is_connected(host))
+        {
+            self.0.remove(gone);
         }
         self.0.push_back((name, sum));
     }
@@ -152,20 +157,52 @@ impl Past {
 mod tests {
     use super::*;
 
+    const ONE: Traffic = Traffic { reads: 1, bytes_read: 512, writes: 0, bytes_written: 0, errors: 0 };
+
     #[test]
     fn past_adds_up_by_host_and_keeps_the_latest() {
         let mut past = Past::default();
-        let one = Traffic { reads: 1, bytes_read: 512, ..Traffic::default() };
-        past.note("old", one);
-        (0..REMEMBERED).for_each(|at| past.note(&format!("host {at}"), one));
-        past.note("host 0", one);
-        past.note("new", Traffic { errors: 3, ..Traffic::default() });
+        let mut note = |host: &str, traffic| past.note(host, traffic, |_| false);
+        note("old", ONE);
+        (0..REMEMBERED).for_each(|at| note(&format!("host {at}"), ONE));
+        note("host 0", ONE);
+        note("new", Traffic { errors: 3, ..Traffic::default() });
         let all: Vec<_> = past.iter().collect();
         assert_eq!(all.len(), REMEMBERED);
         let of = |host: &str| all.iter().find(|(known, _)| *known == host).map(|(_, traffic)| *traffic);
         assert_eq!(of("host 0"), Some(Traffic { reads: 2, bytes_read: 1024, ..Traffic::default() }));
         assert_eq!((of("old"), of("host 1")), (None, None), "the longest gone make room");
         assert_eq!(of("new").map(|traffic| traffic.errors), Some(3));
+    }
+
+    #[test]
+    fn past_of_connected_hosts_outlives_that_of_those_who_are_gone() {
+        let mut past = Past::default();
+        let mut note = |host: &str, traffic| past.note(host, traffic, |host| host.starts_with("connected"));
+        note("connected", ONE);
+        (0..2 * REMEMBERED).for_each(|at| note(&format!("host {at}"), ONE));
+        note("connected", ONE);
+        note("connected too", ONE);
+        let all: Vec<_> = past.iter().collect();
+        assert_eq!(all.len(), REMEMBERED);
+        assert_eq!(
+            all[REMEMBERED - 2..],
+            [("connected", Traffic { reads: 2, bytes_read: 1024, ..ONE }), ("connected too", ONE)]
+        );
+        // Nobody is gone: all are kept.
+        let mut past = Past::default();
+        (0..=REMEMBERED).for_each(|at| past.note(&format!("host {at}"), ONE, |_| true));
+        assert_eq!(past.iter().count(), REMEMBERED + 1);
+    }
+
+    #[test]
+    fn who_did_nothing_pushes_nobody_out() {
+        let mut past = Past::default();
+        let mut note = |host: &str, traffic| past.note(host, traffic, |_| false);
+        note("old", ONE);
+        (0..REMEMBERED).for_each(|at| note(&format!("host {at}"), Traffic::default()));
+        note("old", Traffic::default());
+        assert_eq!(past.iter().collect::<Vec<_>>(), [("old", ONE)]);
     }
 
     #[test]

@@ -191,6 +191,7 @@ macro_rules! every_scenario {
                 hosts_are_let_in_and_put_out,
                 listeners_come_and_go,
                 status_tells_who_is_connected,
+                figures_of_a_connected_host_outlive_those_of_others,
             }
             plans {
                 a_plan_that_fails_half_way_loses_nothing,
