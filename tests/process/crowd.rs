@@ -59,7 +59,11 @@ fn host(served: &Served, source: IpAddr) -> Child {
 #[test]
 #[ignore = "needs the stock limit: a guest runs it (tests/vm/cases/cases_programs.py)"]
 fn four_hosts_of_large_writes_overflow_no_socket_at_the_stock_limit() {
-    assert_eq!(fs::read_to_string(LIMIT).expect("the kernel's limit").trim(), STOCK, "{LIMIT} is to be the stock limit");
+    assert_eq!(
+        fs::read_to_string(LIMIT).expect("the kernel's limit").trim(),
+        STOCK,
+        "{LIMIT} is to be the stock limit"
+    );
     let options = "reactors = 1\nreceive_slots = 1024\npool_size = \"64M\"";
     let mut served = Served::start_with(options, "memory = \"256M\"", |command| {
         command.args(["--log", ENDPOINTS]);
