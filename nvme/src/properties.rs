@@ -62,6 +62,8 @@ pub(crate) struct Properties {
     subsystem_was_reset: bool,
     /// Command sets that CC.CSS may choose.
     css: &'static [u32],
+    /// What it chose when it was last enabled: a change while CC.EN is 1 has no effect.
+    chosen_css: u32,
     life: Life,
     shutdown: Shutdown,
 }
@@ -104,6 +106,7 @@ impl Properties {
             subsystem_reset,
             subsystem_was_reset,
             css,
+            chosen_css: CSS_NVM,
             life: Life::Disabled,
             shutdown: Shutdown::Normal,
         }
@@ -159,8 +162,8 @@ impl Properties {
             return;
         }
         self.shutdown = Shutdown::Normal;
-        let css = (self.cc & CC_CSS) >> 4;
-        let supported = self.cc & (CC_MPS | CC_AMS) == 0 && self.css.contains(&css);
+        self.chosen_css = (self.cc & CC_CSS) >> 4;
+        let supported = self.cc & (CC_MPS | CC_AMS) == 0 && self.css.contains(&self.chosen_css);
         self.life = if supported { Life::Ready } else { Life::Fatal };
     }
 
@@ -228,9 +231,9 @@ impl Properties {
         self.life == Life::Ready && self.shutdown == Shutdown::Normal
     }
 
-    /// The host chose all command sets that there are (CC.CSS), not the NVM command set alone.
+    /// The host chose all command sets that there are (CC.CSS), not the NVM command set alone, when it enabled the controller.
     pub(crate) fn all_command_sets(&self) -> bool {
-        (self.cc & CC_CSS) >> 4 == CSS_CSI
+        self.chosen_css == CSS_CSI
     }
 
     /// CC.IOSQES and CC.IOCQES are 64 and 16 bytes, as an I/O queue needs.
@@ -412,6 +415,22 @@ mod tests {
             let mut p = Properties::new(Capabilities { mqes: 127, timeout: 1, io, ..CAPABILITIES });
             write_cc(&mut p, 1 | css << 4);
             assert_eq!(p.is_ready(), ready, "{io} {css}");
+        }
+    }
+
+    #[test]
+    fn command_sets_are_chosen_while_disabled() {
+        const ALL: u32 = ENABLE & !CC_CSS | CSS_CSI << 4;
+        const NVM: u32 = ENABLE & !CC_CSS;
+        for (first, then) in [(NVM, ALL), (ALL, NVM)] {
+            let mut p = properties();
+            write_cc(&mut p, first);
+            write_cc(&mut p, then);
+            assert_eq!((p.is_ready(), p.all_command_sets()), (true, first == ALL), "{first:x}");
+            write_cc(&mut p, then & !CC_EN);
+            p.reset_done();
+            write_cc(&mut p, then);
+            assert_eq!(p.all_command_sets(), then == ALL, "{then:x}");
         }
     }
 

@@ -142,9 +142,12 @@ pub enum IoOp {
 /// What is to be done to zones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneWork {
-    /// Change the state of the zones: of one, or of as many as [`Zoned::run`] says.
+    /// Change the state of the zones: of one, or of as many as [`Zoned::run`] says. After a failure too the zones may have been told
+    /// how it ended ([`Zones::end_action`](nvme::zns::Zones::end_action)); those that were not are not known from then on.
     Act(ZoneAction),
-    /// Find out the state of the zones.
+    /// Find out the state of the zones, and have [`Zones::learn`](nvme::zns::Zones::learn) it before the answer, or say
+    /// [`Zones::trust`](nvme::zns::Zones::trust) where there is nobody to ask. A zone that is not known after a success cannot be
+    /// used: what asked for it is answered Write Fault.
     Look,
 }
 

@@ -7,7 +7,7 @@ use nvme::zns::Zones;
 /// Zones of a backend. Who submits asks [`Zones`] before each write, or change of a zone's state, and sees to it that a zone has one such
 /// operation at a time. A write's end is told to them by who submitted it. A backend that has done what [`super::ZoneWork`] asks
 /// has told them itself when it answers success: [`Zones::end_action`], or [`Zones::learn`] (or [`Zones::trust`], where there is
-/// nobody to ask).
+/// nobody to ask). Of an action that failed it may have told them too, and what it learnt since.
 #[derive(Debug)]
 pub struct Zoned {
     zones: Mutex<Zones>,

@@ -148,7 +148,7 @@ impl ZonedDevice {
     pub(super) fn new(storage: Storage, zoned: Zoned) -> Result<Self, BackendError> {
         let zoned = Arc::new(zoned);
         let (jobs, todo) = zone_worker::jobs(zoned.zone_size(), PIECE);
-        let mut worker = Worker { zoned: Arc::clone(&zoned), complained: false };
+        let mut worker = Worker { zoned: Arc::clone(&zoned), calls: Calls::DEVICE, complained: false };
         let work = move || todo.work(|file, offset, len, work| worker.work(file, offset, len, work));
         let spawned = thread::Builder::new().name("farside-zones".into()).spawn(work);
         spawned
@@ -224,9 +224,23 @@ impl IoQueue for ZonedQueue {
     }
 }
 
+/// How a device is asked.
+#[derive(Clone, Copy)]
+struct Calls {
+    /// Changes zones: from a sector on, so many sectors.
+    change: fn(&File, ioctl::ZoneCall, u64, u64) -> io::Result<()>,
+    /// So many zones from a sector on.
+    report: fn(&File, u64, u64) -> io::Result<Vec<ZoneReport>>,
+}
+
+impl Calls {
+    const DEVICE: Self = Self { change: ioctl::change_zones, report };
+}
+
 /// What the thread does.
 struct Worker {
     zoned: Arc<Zoned>,
+    calls: Calls,
     /// A zone that makes no sense was told of.
     complained: bool,
 }
@@ -240,25 +254,36 @@ impl Worker {
     }
 
     fn act(&mut self, file: &OpenFile, offset: u64, len: u64, action: ZoneAction) -> Result<(), IoError> {
-        let (sector, sectors) = (offset >> SECTOR_SHIFT, len >> SECTOR_SHIFT);
-        if let Some(call) = call_of(action) {
-            if file.read_only() {
-                return Err(IoError::ReadOnly);
-            }
-            ioctl::change_zones(file.file(), call, sector, sectors).map_err(|error| error_of(&error, false))?;
+        let changed = self.change(file, offset, len, action);
+        let zoned = Arc::clone(&self.zoned);
+        let tell = |success| {
+            let mut zones = zoned.zones();
+            let (first, behind) = (zoned.zone_at(offset), zoned.zone_at(offset + len));
+            (first..behind).for_each(|zone| zones.end_action(zone, action, success));
+        };
+        tell(changed.is_ok());
+        // The device may have its own mind about the outcome: an open zone without data is empty when it is closed. And where it
+        // could not change all zones, it may have changed some.
+        let seen = self.look(file.file(), offset, len);
+        if changed.is_ok() && seen.is_err() {
+            tell(false);
         }
-        let (first, behind) = (self.zoned.zone_at(offset), self.zoned.zone_at(offset + len));
-        {
-            let mut zones = self.zoned.zones();
-            (first..behind).for_each(|zone| zones.end_action(zone, action, true));
+        changed.and(seen)
+    }
+
+    fn change(&self, file: &OpenFile, offset: u64, len: u64, action: ZoneAction) -> Result<(), IoError> {
+        let Some(call) = call_of(action) else { return Ok(()) };
+        if file.read_only() {
+            return Err(IoError::ReadOnly);
         }
-        // The device may have its own mind about the outcome: an open zone without data is empty when it is closed.
-        self.look(file.file(), offset, len)
+        let changed = (self.calls.change)(file.file(), call, offset >> SECTOR_SHIFT, len >> SECTOR_SHIFT);
+        changed.map_err(|error| error_of(&error, false))
     }
 
     fn look(&mut self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
         let (mark, count) = (self.zoned.zones().mark(), len / self.zoned.zone_size());
-        let reports = report(file, offset >> SECTOR_SHIFT, count).map_err(|error| error_of(&error, true))?;
+        let reports =
+            (self.calls.report)(file, offset >> SECTOR_SHIFT, count).map_err(|error| error_of(&error, true))?;
         let said = reports.iter().map(|report| {
             let (zone, complaint) = zone_now(report, self.zoned.block_size());
             if let Some(reason) = complaint.filter(|_| !std::mem::replace(&mut self.complained, true)) {
@@ -329,6 +354,54 @@ mod tests {
         assert_eq!(now(ZoneReport { capacity: 401, ..REPORT }), (None, true));
         assert_eq!(now(ZoneReport { condition: 0, ..REPORT }), (None, true));
         assert_eq!(now(REPORT), (zone_of(&REPORT, 4096).ok(), false));
+    }
+
+    /// Four closed zones are to be reset; four may be active. What came of it, and the zones.
+    fn reset_of_four(calls: Calls) -> (Result<(), IoError>, Arc<Zoned>) {
+        let geometry = Geometry { zone_blocks: 64, max_open: 0, max_active: 4 };
+        let zone = |at: u64| {
+            let (state, written) = if at < 4 { (ZoneState::Closed, 1) } else { (ZoneState::Empty, 0) };
+            Zone { state, capacity: 50, written }
+        };
+        let zoned = Arc::new(Zoned::new(Zones::new(geometry, (0..6).map(zone)).unwrap(), 4096).in_runs_of(RUN));
+        let file = OpenFile::new(tempfile::tempfile().unwrap(), super::super::open_file::Kind::Device, false, None, 0);
+        let mut worker = Worker { zoned: Arc::clone(&zoned), calls, complained: false };
+        (0..4).for_each(|zone| assert_eq!(zoned.zones().begin_action(zone, ZoneAction::Reset), Ok(true)));
+        let result = worker.work(&file, 0, 4 * zoned.zone_size(), ZoneWork::Act(ZoneAction::Reset));
+        assert!((0..4).all(|zone| !zoned.zones().is_busy(zone)), "it is over");
+        (result, zoned)
+    }
+
+    /// The first two zones are empty, the others closed.
+    fn two_of_them(_: &File, sector: u64, count: u64) -> io::Result<Vec<ZoneReport>> {
+        let zone = |start| ZoneReport { start, write_pointer: start + 8, ..REPORT };
+        let all = (sector / 512..).take(count as usize).map(|at| match at {
+            0 | 1 => ZoneReport { condition: 1, ..zone(at * 512) },
+            _ => zone(at * 512),
+        });
+        Ok(all.collect())
+    }
+
+    #[test]
+    fn of_a_run_that_fails_half_way_the_device_is_asked() {
+        let bad: fn(&File, ioctl::ZoneCall, u64, u64) -> io::Result<()> =
+            |_, _, _, _| Err(io::Error::from_raw_os_error(libc::EIO));
+        let (result, zoned) = reset_of_four(Calls { change: bad, report: two_of_them });
+        assert_eq!(result, Err(IoError::Write));
+        let mut zones = zoned.zones();
+        assert_eq!(zones.in_use(), (0, 2), "what the device gave back can be used");
+        assert!((0..4).all(|zone| !zones.is_unknown(zone)));
+        assert_eq!(zones.begin_write(4, None, 1), Ok(256));
+        drop(zones);
+        // It cannot be asked.
+        let mute: fn(&File, u64, u64) -> io::Result<Vec<ZoneReport>> =
+            |_, _, _| Err(io::Error::from_raw_os_error(libc::EIO));
+        let (result, zoned) = reset_of_four(Calls { change: bad, report: mute });
+        assert_eq!(result, Err(IoError::Write));
+        assert!((0..4).all(|zone| zoned.zones().is_unknown(zone)));
+        assert_eq!(zoned.zones().in_use(), (0, 4));
+        let (result, zoned) = reset_of_four(Calls { change: |_, _, _, _| Ok(()), report: mute });
+        assert_eq!((result, zoned.zones().is_unknown(0)), (Err(IoError::Read), true));
     }
 
     #[test]

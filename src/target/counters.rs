@@ -45,7 +45,7 @@ pub struct IoTotals {
     pub nqn: String,
     /// Namespace ID.
     pub nsid: u32,
-    /// Read and Compare commands that succeeded.
+    /// Read and Compare commands whose data were read; also those of a Compare that found others.
     pub reads: u64,
     /// Bytes of those.
     pub bytes_read: u64,
@@ -53,7 +53,7 @@ pub struct IoTotals {
     pub writes: u64,
     /// Bytes of those.
     pub bytes_written: u64,
-    /// Commands of any kind that the backend failed.
+    /// Commands of any kind that the backend failed; those that hosts had cancelled are none of them.
     pub errors: u64,
 }
 

@@ -204,7 +204,7 @@ impl<P: Provider> Reactor<P> {
         if plain && self.awaited.is_empty() && self.aborts.is_empty() && !self.timing {
             let (cid, len, at) = (request.cid, request.data_len, request.queue);
             request.completion = Completion::success(cid);
-            self.tally(at, namespace, &command, len, true);
+            self.tally(at, namespace, &command, len, Ok(()));
             return self.respond(id, now);
         }
         if request.state == State::Orphan {
@@ -213,7 +213,7 @@ impl<P: Provider> Reactor<P> {
             return;
         }
         let on_zones = request.extra.as_ref().is_some_and(|extra| extra.zone.is_some());
-        if on_zones && self.storage_answered(id, namespace, result.map_err(status_of), now) {
+        if on_zones && self.storage_answered(id, namespace, result, now) {
             return;
         }
         let request = &self.requests[id];
@@ -229,7 +229,7 @@ impl<P: Provider> Reactor<P> {
         }
         let request = &self.requests[id];
         let cid = request.cid;
-        self.tally(request.queue, namespace, &command, request.data_len, result.is_ok());
+        self.tally(request.queue, namespace, &command, request.data_len, result);
         let mut status = match result {
             Err(IoError::Cancelled) => request.abort.unwrap_or(Status::ABORT_REQUESTED),
             Err(error) => status_of(error),
@@ -256,10 +256,10 @@ impl<P: Provider> Reactor<P> {
 
     /// Counts a command that ended in the backend, for its namespace and its queue.
     #[inline(always)]
-    pub(crate) fn tally(&self, at: u32, namespace: u32, command: &IoCommand, bytes: u32, success: bool) {
+    pub(crate) fn tally(&self, at: u32, namespace: u32, command: &IoCommand, bytes: u32, result: Result<(), IoError>) {
         let Some(queue) = self.queues.get(at as usize) else { return };
         let both = [&self.namespaces[namespace].counters[self.index as usize].tally, &queue.activity.tally];
-        Tally::count(both, command, bytes, success);
+        Tally::count(both, command, bytes, result);
     }
 
     /// Whether a command of several operations has another.
@@ -452,7 +452,7 @@ impl<P: Provider> Reactor<P> {
 }
 
 /// What a host is told of a backend's failure. Whether it helps to try again is decided here (Do Not Retry).
-fn status_of(error: IoError) -> Status {
+pub(crate) fn status_of(error: IoError) -> Status {
     match error {
         IoError::Read => Status::UNRECOVERED_READ_ERROR,
         IoError::Write => Status::WRITE_FAULT,

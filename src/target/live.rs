@@ -112,7 +112,7 @@ pub struct Status {
     pub listeners: Vec<SocketAddr>,
     /// Controllers, those of the discovery subsystem included.
     pub controllers: Vec<ControllerStatus>,
-    /// Hosts that have a queue, or had one lately, by NQN: all of their queues together.
+    /// Hosts that have a queue, or had one lately and did something, by NQN: all of their queues together.
     pub hosts: Vec<HostStatus>,
     /// Namespaces that were removed and whose storage is not closed yet.
     pub draining: Vec<Draining>,
@@ -125,7 +125,8 @@ pub struct HostStatus {
     pub hostnqn: String,
     /// Its connected queues, admin queues included.
     pub queues: usize,
-    /// What it did on these and on those that ended. It begins anew when the host was gone and 256 others ended after it.
+    /// What it did on these and on those that ended. It begins anew when the host was gone, and 256 others that did something were
+    /// after it.
     pub io: Traffic,
 }
 

@@ -28,13 +28,19 @@ pub(crate) struct IoCounters {
 impl IoCounters {
     /// Sum over the reactors, as the registry takes it.
     pub(crate) fn total<'a>(all: impl Iterator<Item = &'a Self>) -> nvme::registry::IoCounters {
-        let sum: Traffic = all.map(|counters| counters.tally.traffic()).sum();
+        let mut media_errors = 0;
+        let sum: Traffic = all
+            .map(|counters| {
+                media_errors += counters.tally.media_errors();
+                counters.tally.traffic()
+            })
+            .sum();
         nvme::registry::IoCounters {
             read_commands: sum.reads,
             bytes_read: sum.bytes_read,
             write_commands: sum.writes,
             bytes_written: sum.bytes_written,
-            media_errors: sum.errors,
+            media_errors,
             ..nvme::registry::IoCounters::default()
         }
     }

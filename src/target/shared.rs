@@ -3,7 +3,8 @@
 //! Nothing here is touched per I/O but relaxed atomics: a queue's activity stamp and counters (written by its reactor alone) and a
 //! host's fence (read, and written only when a connection died with writes under way).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,7 +29,7 @@ use super::mailbox::Mailbox;
 use super::namespace::{Instance, IoCounters, Published};
 use super::private_data::QueueRequest;
 use super::queue::CloseReason;
-use super::tally::{Past, Tally};
+use super::tally::{Past, Tally, Traffic};
 use super::ticket::Ticket;
 use super::zones::ZoneTurns;
 use crate::rdma::{ConnId, DeviceId, Provider, RdmaError};
@@ -177,6 +178,14 @@ impl Control {
             return Vec::new();
         }
         self.registry.nsids(subsystem)
+    }
+
+    /// A queue of a controller ended: what was done on it counts for its host.
+    pub(crate) fn note_past(&mut self, ctrl: ControllerId, traffic: Traffic) {
+        let name = |ctrl: &ControllerId| Some(self.registry.controller(*ctrl)?.hostnqn.to_string());
+        let Some(host) = name(&ctrl) else { return };
+        let connected: LazyCell<BTreeSet<String>, _> = LazyCell::new(|| self.queues.keys().filter_map(name).collect());
+        self.past.note(&host, traffic, |host| connected.contains(host));
     }
 
     /// The next event to carry out. While a change is not known everywhere, only what makes it known.

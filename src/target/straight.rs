@@ -149,7 +149,7 @@ impl<P: Provider> Reactor<P> {
             }
         };
         let both = [&namespace.counters[self.index as usize].tally, &queue.activity.tally];
-        Tally::count(both, &io, len, true);
+        Tally::count(both, &io, len, Ok(()));
         request.state = State::Responding;
         let buffer = data.map(|data| data.buffer);
         let written = match (to, &buffer) {

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nvme::io::IoCommand;
 use nvme::zns::ZoneCommand;
 
+use crate::backend::IoError;
+
 /// What hosts did with something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Read and Compare commands that succeeded.
+    /// Read and Compare commands whose data were read; also those of a Compare that found others.
     pub reads: u64,
     /// Bytes of those.
     pub bytes_read: u64,
@@ -19,7 +21,7 @@ pub struct Traffic {
     pub writes: u64,
     /// Bytes of those.
     pub bytes_written: u64,
-    /// Commands of any kind that the backend failed.
+    /// Commands of any kind that the backend failed; those that hosts had cancelled are none of them.
     pub errors: u64,
 }
 
@@ -50,14 +52,18 @@ pub(crate) struct Tally {
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: AtomicU64,
+    /// Those of the errors that the medium is to blame for.
+    media_errors: AtomicU64,
 }
 
 impl Tally {
     /// A command of `bytes` ended in the backend: counts for its namespace and for its queue.
     #[inline]
-    pub(crate) fn count(both: [&Self; 2], command: &IoCommand, bytes: u32, success: bool) {
+    pub(crate) fn count(both: [&Self; 2], command: &IoCommand, bytes: u32, result: Result<(), IoError>) {
+        if let Err(error) = result {
+            return both.into_iter().for_each(|one| one.count_error(error));
+        }
         match command {
-            _ if !success => both.into_iter().for_each(|one| add(&one.errors, 1)),
             IoCommand::Read { .. } | IoCommand::Compare { .. } => both.into_iter().for_each(|one| {
                 add(&one.reads, 1);
                 add(&one.bytes_read, bytes.into());
@@ -70,6 +76,30 @@ impl Tally {
             }
             _ => {}
         }
+    }
+
+    #[cold]
+    fn count_error(&self, error: IoError) {
+        let media = match error {
+            IoError::Read | IoError::Write | IoError::Other(_) => 1,
+            // Its host had it ended.
+            IoError::Cancelled => return,
+            IoError::NoSpace
+            | IoError::OutOfRange
+            | IoError::ReadOnly
+            | IoError::Unsupported
+            | IoError::Gone
+            | IoError::OpenZones
+            | IoError::ActiveZones
+            | IoError::Reservation => 0,
+        };
+        add(&self.errors, 1);
+        add(&self.media_errors, media);
+    }
+
+    /// Commands so far that the medium failed.
+    pub(crate) fn media_errors(&self) -> u64 {
+        self.media_errors.load(Ordering::Relaxed)
     }
 
     /// What was counted so far.
@@ -91,23 +121,28 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// How many hosts without a queue are remembered.
+/// How many hosts are remembered; more only where that many are connected.
 const REMEMBERED: usize = 256;
 
-/// What was done on queues that ended, by host; of those that came back last. A host that invents names for itself pushes out
-/// others' past, and takes no more memory.
+/// What was done on queues that ended, by host. Of hosts that have no queue any more, those that came last: one that invents names
+/// for itself, and does something under each, pushes out the past of others that are gone, and takes no more memory.
 #[derive(Debug, Default)]
 pub(crate) struct Past(VecDeque<(String, Traffic)>);
 
 impl Past {
-    /// A queue of this host ended.
-    pub(crate) fn note(&mut self, host: &str, traffic: Traffic) {
-        let known = self.0.iter().position(|(known, _)| known == host);
-        let (name, mut sum) =
-            known.and_then(|at| self.0.remove(at)).unwrap_or_else(|| (host.to_owned(), Traffic::default()));
+    /// A queue of this host ended. One that was never heard of and did nothing is not remembered, and one that is connected is not
+    /// forgotten, as its figures would fall.
+    pub(crate) fn note(&mut self, host: &str, traffic: Traffic, is_connected: impl Fn(&str) -> bool) {
+        let known = self.0.iter().position(|(known, _)| known == host).and_then(|at| self.0.remove(at));
+        if known.is_none() && traffic == Traffic::default() {
+            return;
+        }
+        let (name, mut sum) = known.unwrap_or_else(|| (host.to_owned(), Traffic::default()));
         sum += traffic;
-        if self.0.len() == REMEMBERED {
-            self.0.pop_front();
+        if self.0.len() >= REMEMBERED
+            && let Some(gone) = self.0.iter().position(|(host, _)| !is_connected(host))
+        {
+            self.0.remove(gone);
         }
         self.0.push_back((name, sum));
     }
@@ -122,14 +157,16 @@ impl Past {
 mod tests {
     use super::*;
 
+    const ONE: Traffic = Traffic { reads: 1, bytes_read: 512, writes: 0, bytes_written: 0, errors: 0 };
+
     #[test]
     fn past_adds_up_by_host_and_keeps_the_latest() {
         let mut past = Past::default();
-        let one = Traffic { reads: 1, bytes_read: 512, ..Traffic::default() };
-        past.note("old", one);
-        (0..REMEMBERED).for_each(|at| past.note(&format!("host {at}"), one));
-        past.note("host 0", one);
-        past.note("new", Traffic { errors: 3, ..Traffic::default() });
+        let mut note = |host: &str, traffic| past.note(host, traffic, |_| false);
+        note("old", ONE);
+        (0..REMEMBERED).for_each(|at| note(&format!("host {at}"), ONE));
+        note("host 0", ONE);
+        note("new", Traffic { errors: 3, ..Traffic::default() });
         let all: Vec<_> = past.iter().collect();
         assert_eq!(all.len(), REMEMBERED);
         let of = |host: &str| all.iter().find(|(known, _)| *known == host).map(|(_, traffic)| *traffic);
@@ -139,12 +176,58 @@ mod tests {
     }
 
     #[test]
+    fn past_of_connected_hosts_outlives_that_of_those_who_are_gone() {
+        let mut past = Past::default();
+        let mut note = |host: &str, traffic| past.note(host, traffic, |host| host.starts_with("connected"));
+        note("connected", ONE);
+        (0..2 * REMEMBERED).for_each(|at| note(&format!("host {at}"), ONE));
+        note("connected", ONE);
+        note("connected too", ONE);
+        let all: Vec<_> = past.iter().collect();
+        assert_eq!(all.len(), REMEMBERED);
+        assert_eq!(
+            all[REMEMBERED - 2..],
+            [("connected", Traffic { reads: 2, bytes_read: 1024, ..ONE }), ("connected too", ONE)]
+        );
+        // Nobody is gone: all are kept.
+        let mut past = Past::default();
+        (0..=REMEMBERED).for_each(|at| past.note(&format!("host {at}"), ONE, |_| true));
+        assert_eq!(past.iter().count(), REMEMBERED + 1);
+    }
+
+    #[test]
+    fn who_did_nothing_pushes_nobody_out() {
+        let mut past = Past::default();
+        let mut note = |host: &str, traffic| past.note(host, traffic, |_| false);
+        note("old", ONE);
+        (0..REMEMBERED).for_each(|at| note(&format!("host {at}"), Traffic::default()));
+        note("old", Traffic::default());
+        assert_eq!(past.iter().collect::<Vec<_>>(), [("old", ONE)]);
+    }
+
+    #[test]
     fn both_sides_of_a_command_are_counted() {
         let (namespace, queue) = (Tally::default(), Tally::default());
         let write = IoCommand::Write { slba: 0, blocks: 8, fua: false };
-        Tally::count([&namespace, &queue], &write, 4096, true);
-        Tally::count([&namespace, &queue], &write, 4096, false);
+        Tally::count([&namespace, &queue], &write, 4096, Ok(()));
+        Tally::count([&namespace, &queue], &write, 4096, Err(IoError::Write));
         let expected = Traffic { writes: 1, bytes_written: 4096, errors: 1, ..Traffic::default() };
         assert_eq!((namespace.traffic(), queue.traffic()), (expected, expected));
+    }
+
+    #[test]
+    fn what_hosts_cancel_is_no_error_and_what_they_may_not_none_of_the_medium() {
+        let counted = |error| {
+            let (namespace, queue) = (Tally::default(), Tally::default());
+            Tally::count([&namespace, &queue], &IoCommand::Flush, 0, Err(error));
+            assert_eq!(namespace.traffic(), queue.traffic());
+            (namespace.traffic().errors, namespace.media_errors())
+        };
+        use IoError as E;
+        assert_eq!(counted(E::Cancelled), (0, 0));
+        assert_eq!([E::Read, E::Write, E::Other(5)].map(counted), [(1, 1); 3]);
+        let others = [E::NoSpace, E::OutOfRange, E::ReadOnly, E::Unsupported, E::Gone, E::OpenZones, E::ActiveZones];
+        assert_eq!(others.map(counted), [(1, 0); 7]);
+        assert_eq!(counted(E::Reservation), (1, 0));
     }
 }

@@ -187,9 +187,7 @@ impl<P: Provider> Reactor<P> {
         if let Some(association) = association {
             let ctrl = association.ctrl;
             self.shared.with_control(|control| {
-                if let Some(info) = control.registry.controller(ctrl) {
-                    control.past.note(&info.hostnqn.to_string(), traffic);
-                }
+                control.note_past(ctrl, traffic);
                 let empty = control.queues.get_mut(&ctrl).is_none_or(|queues| {
                     queues.retain(|queue| queue.key != key);
                     queues.is_empty()

@@ -16,10 +16,11 @@ use nvme::io::IoCommand;
 use nvme::status::Status;
 use nvme::zns::{ZoneAction, ZoneCommand, ZoneFilter, Zones, report};
 
+use super::execute::status_of;
 use super::reactor::Reactor;
 use super::request::{Job, RequestId, State};
 use super::shared::{Message, RequestRef};
-use crate::backend::{IoOp, ZoneWork, Zoned};
+use crate::backend::{IoError, IoOp, ZoneWork, Zoned};
 use crate::rdma::Provider;
 
 /// Who works on which zone of a namespace, and who waits for that.
@@ -198,7 +199,12 @@ impl<P: Provider> Reactor<P> {
         if !self.has_zone(id, at, turns, zone, asks, now) {
             return Ok(Step::Waits);
         }
-        let begun = turns.zones().begin_action(zone, action);
+        let begun = {
+            let mut zones = turns.zones();
+            // Of all zones those are meant that are in a state for it now: others may have had their turn before.
+            let meant = zslba.is_some() || zones.is_meant(action, zone);
+            if meant { zones.begin_action(zone, action) } else { Ok(false) }
+        };
         match begun {
             Ok(true) if zslba.is_some() => Ok(Step::Run),
             Ok(true) => {
@@ -206,7 +212,6 @@ impl<P: Provider> Reactor<P> {
                 Ok(Step::Run)
             }
             Ok(false) if zslba.is_some() => Ok(Step::Done),
-            // Of all zones those are meant that are in a state for it.
             Err(status) if zslba.is_some() || status.code() == Status::TOO_MANY_OPEN_ZONES.code() => Err(status),
             Ok(false) | Err(_) => {
                 self.go_on_with(id, zone + 1);
@@ -299,20 +304,22 @@ impl<P: Provider> Reactor<P> {
         &mut self,
         id: RequestId,
         at: u32,
-        outcome: Result<(), Status>,
+        result: Result<(), IoError>,
         now: Duration,
     ) -> bool {
         let request = &mut self.requests[id];
         let (cid, abort, queue) = (request.cid, request.abort, request.queue);
         let Some(on) = request.extra.as_mut().and_then(|extra| extra.zone.as_mut()) else { return false };
         let Some(command) = on.asks_for.take() else { return false };
-        match outcome {
-            Ok(()) => on.turns.zones().trust(on.zone),
-            Err(_) => self.tally(queue, at, &command, 0, false),
+        // It may have had nothing to say of this zone; what is known is out of date then.
+        let unknown = on.turns.zones().is_unknown(on.zone);
+        let result = if unknown { result.and(Err(IoError::Write)) } else { result };
+        if let Err(error) = result {
+            self.tally(queue, at, &command, 0, Err(error));
         }
         let request = &mut self.requests[id];
         request.job = Job::Io { namespace: at, command };
-        let failed = abort.or_else(|| outcome.err()).map(|status| status_for(&command, status));
+        let failed = abort.or_else(|| result.err().map(status_of)).map(|status| status_for(&command, status));
         // Who waits for what is in progress now need not wait for what is looked at anew.
         self.ended(id, failed);
         match failed {
@@ -422,9 +429,13 @@ impl OnZone {
             IoCommand::Write { blocks, .. }
             | IoCommand::WriteZeroes { blocks, .. }
             | IoCommand::Zone(ZoneCommand::Append { blocks, .. }) => zones.end_write(self.zone, blocks, success),
-            // The backend told them of success itself.
+            // The backend told them of success itself; of failure, where it knows more of it.
             IoCommand::Zone(ZoneCommand::Send { action, .. }) if !success => {
-                (self.zone..self.zone + self.count).for_each(|zone| zones.end_action(zone, action, false));
+                for zone in self.zone..self.zone + self.count {
+                    if zones.is_busy(zone) {
+                        zones.end_action(zone, action, false);
+                    }
+                }
             }
             _ => {}
         }

@@ -282,3 +282,33 @@ pub(crate) fn status_tells_who_is_connected<R: Rig>() {
     (expected.reads, expected.bytes_read) = (1, 8 * BLOCK as u64);
     assert_eq!(host(&target.status()), (HOST_NQN.to_owned(), 2, expected));
 }
+
+/// What a host did is not forgotten while it is connected, whoever else comes and goes; and who did nothing leaves nothing behind.
+pub(crate) fn figures_of_a_connected_host_outlive_those_of_others<R: Rig>() {
+    let setup = Setup::<R>::start();
+    let target = setup.target.as_ref().expect("running");
+    let (mut raw, _, io) = setup.ready();
+    assert!(raw.read(io, 2, 0, 1).is_ok());
+    raw.host.close(io);
+    let mut other = setup.raw_as(2);
+    for number in 0..260u16 {
+        other.hostnqn = format!("nqn.2014-08.org.example:host{number}");
+        (other.hostid[0], other.hostid[1]) = (number as u8, 1 + (number >> 8) as u8);
+        // The first three look around and go.
+        let queues = if number < 3 {
+            vec![other.admin_up()]
+        } else {
+            let (admin, io) = other.bring_up();
+            assert!(other.read(io, 2, 0, 1).is_ok());
+            vec![io, admin]
+        };
+        queues.into_iter().for_each(|queue| other.host.close(queue));
+        until("all but the first host are gone", || target.counters().queues == 1);
+    }
+    let hosts = target.status().hosts;
+    let read = Traffic { reads: 1, bytes_read: BLOCK as u64, ..Traffic::default() };
+    let first = hosts.iter().find(|host| host.hostnqn == HOST_NQN).expect("connected");
+    assert_eq!((first.queues, first.io), (1, read));
+    assert!(hosts.iter().all(|host| host.io == read), "{hosts:?}");
+    assert_eq!(hosts.len(), 256);
+}

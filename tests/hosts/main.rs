@@ -154,12 +154,16 @@ macro_rules! every_scenario {
                 appends_of_ended_queues_leave_the_zone_to_others,
                 reservations_take_zone_commands_for_what_they_are,
                 aborted_while_the_storage_is_asked_is_not_run,
+                actions_on_all_zones_leave_those_that_are_empty_by_their_turn,
                 resetting_a_thousand_zones_delays_nobody,
                 pairs_are_refused_where_there_are_zones,
             }
             raw_zone_runs {
                 all_zones_are_changed_side_by_side,
                 runs_that_fail_leave_every_zone_usable,
+                runs_that_fail_half_way_give_back_what_the_storage_did,
+                actions_on_all_zones_ask_of_those_that_are_not_known,
+                zones_that_the_storage_says_nothing_of_take_resets_alone,
                 commands_are_answered_in_the_middle_of_an_action_on_all_zones,
             }
             raw_fused {
@@ -191,6 +195,7 @@ macro_rules! every_scenario {
                 hosts_are_let_in_and_put_out,
                 listeners_come_and_go,
                 status_tells_who_is_connected,
+                figures_of_a_connected_host_outlive_those_of_others,
             }
             plans {
                 a_plan_that_fails_half_way_loses_nothing,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use farside::host::raw::{RawQueue, RawQueueId};
 use farside::host::wire::{self, Sqe};
-use farside::target::Options;
+use farside::target::{Options, Target};
 use nvme::Status;
 
 use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until};
@@ -115,14 +115,15 @@ fn stall_with<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, io: RawQueueId, sgl: [
         let sqe = wire::block_command(*opcode, 1, u64::from(cid) * 8, 8);
         raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
     }
-    let target = setup.target.as_ref().expect("running");
-    until("the target has every command", || {
+    until("the disk has every command", || {
         raw.host.turn();
-        target.counters().requests == opcodes.len()
+        setup.faults.held() == opcodes.len()
     });
-    // And by now the disk has them.
-    std::thread::sleep(Duration::from_millis(20));
-    raw.host.turn();
+}
+
+/// Commands that the storage failed, of all namespaces.
+fn failed_by(target: &Target) -> u64 {
+    target.status().subsystems.iter().flat_map(|subsystem| &subsystem.namespaces).map(|one| one.io.errors).sum()
 }
 
 /// Dword 0, bit 0 of the answer to Abort: 0 = the command was aborted.
@@ -146,6 +147,12 @@ pub(crate) fn aborted_commands_end_while_the_disk_is_stalled<R: Rig>() {
         assert_eq!(response.cid(), cid);
         assert_status(&response, Status::ABORT_REQUESTED, "an aborted command");
     }
+    let target = setup.target.as_ref().expect("running");
+    let errors = target.status().hosts.iter().map(|host| host.io.errors).sum::<u64>();
+    assert_eq!((errors, failed_by(target)), (0, 0), "what a host has aborted is no error");
+    let (response, log) = raw.call_for(admin, wire::get_log_page(2, u32::MAX, 0, 512, false), 512);
+    assert!(response.status().is_success());
+    assert_eq!(log[160..176], [0; 16], "SMART: Media and Data Integrity Errors");
     assert!(!abort(&mut raw, admin, 0x77), "a command that there is not was aborted");
     assert_eq!(raw.host.waiting(io), 0, "the others wait for the disk");
     setup.faults.release();

@@ -12,7 +12,7 @@ use farside::target::{NamespaceSpec, SubsystemSpec};
 use nvme::Status;
 
 use crate::raw_blocks::u32_at;
-use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small};
+use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until};
 
 const ZONED_NQN: &str = "nqn.2026-11.io.farside:zoned";
 /// Zones of 1 MiB, 768 KiB of which can be written.
@@ -22,14 +22,14 @@ pub(crate) const ZONES: u64 = 32;
 const MAX_OPEN: u32 = 4;
 const MAX_ACTIVE: u32 = 6;
 
-const EMPTY: u8 = 1;
+pub(crate) const EMPTY: u8 = 1;
 pub(crate) const IMPLICITLY_OPENED: u8 = 2;
 const EXPLICITLY_OPENED: u8 = 3;
-const CLOSED: u8 = 4;
-const FULL: u8 = 0xe;
+pub(crate) const CLOSED: u8 = 4;
+pub(crate) const FULL: u8 = 0xe;
 
 pub(crate) const CLOSE: u8 = 1;
-const FINISH: u8 = 2;
+pub(crate) const FINISH: u8 = 2;
 pub(crate) const OPEN: u8 = 3;
 pub(crate) const RESET: u8 = 4;
 
@@ -79,7 +79,7 @@ pub(crate) struct Host<R: Rig> {
 }
 
 impl<R: Rig> Host<R> {
-    fn write(&mut self, slba: u64, bytes: &[u8]) -> Status {
+    pub(crate) fn write(&mut self, slba: u64, bytes: &[u8]) -> Status {
         self.raw.write(self.io, 1, slba, bytes)
     }
 
@@ -93,7 +93,7 @@ impl<R: Rig> Host<R> {
         if response.status().is_success() { Ok(response.result()) } else { Err(response.status()) }
     }
 
-    fn act(&mut self, zone: u64, action: u8) -> Status {
+    pub(crate) fn act(&mut self, zone: u64, action: u8) -> Status {
         self.raw.call(self.io, zones::send(1, Some(zone * ZONE), action)).status()
     }
 
@@ -108,7 +108,7 @@ impl<R: Rig> Host<R> {
     }
 
     /// State and written blocks of a zone.
-    fn zone(&mut self, zone: u64) -> (u8, u64) {
+    pub(crate) fn zone(&mut self, zone: u64) -> (u8, u64) {
         let (_, zones) = self.report(zone * ZONE, 128, 0, true);
         assert_eq!((zones[0].zslba, zones[0].capacity), (zone * ZONE, CAPACITY));
         (zones[0].state, zones[0].wp - zones[0].zslba)
@@ -391,22 +391,13 @@ pub(crate) fn aborted_while_the_storage_is_asked_is_not_run<R: Rig>() {
     zoned.faults.stall();
     let mut stream = Stream::new(zoned.host(2), 2);
     stream.send(0);
-    loop {
-        let cid = *stream.under_way.keys().next_back().expect("one");
-        let begun = std::time::Instant::now();
-        let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
-        ok(aborted.status());
-        if aborted.dword0() == 0 {
-            // Its data were on their way.
-            let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
-            assert_status(&response, Status::ABORT_REQUESTED, "an append that is not there yet");
-            stream.under_way.remove(&cid);
-            stream.send(0);
-        } else if begun.elapsed() > std::time::Duration::from_millis(400) {
-            // An Abort waits for the storage for a while; one that does not came before the append.
-            break;
-        }
-    }
+    until("the storage is asked", || {
+        stream.host.raw.host.turn();
+        zoned.faults.held() == 1
+    });
+    let cid = *stream.under_way.keys().next_back().expect("one");
+    let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
+    assert_eq!((aborted.status(), aborted.dword0()), (Status::SUCCESS, 1), "the storage has it");
     zoned.faults.release();
     let response = stream.host.raw.host.response(stream.host.io, LIMIT).expect("an answer");
     assert_status(&response, Status::ABORT_REQUESTED, "the append");
@@ -482,6 +473,35 @@ pub(crate) fn reservations_take_zone_commands_for_what_they_are<R: Rig>() {
     ok(acquire(&mut holder, 2));
     let (response, _) = other.raw.call_for(other.io, zones::receive(1, 0, 128, 0, true), 128);
     assert_status(&response, Status::RESERVATION_CONFLICT, "exclusive access");
+}
+
+/// An action on all zones waits behind a reset of the one zone that it is for.
+pub(crate) fn actions_on_all_zones_leave_those_that_are_empty_by_their_turn<R: Rig>() {
+    for action in [FINISH, OPEN] {
+        let zoned = Zoned::<R>::start();
+        let [mut host, mut other] = [1, 2].map(|identity| zoned.host(identity));
+        assert_eq!(host.append(5, &pattern(5, 1)), Ok(5 * ZONE));
+        ok(host.act(5, CLOSE));
+        zoned.faults.stall();
+        let reset = host.raw.cid();
+        host.raw.host.send(host.io, &zones::send(1, Some(5 * ZONE), RESET).cid(reset).0).expect("sent");
+        until("the storage has the reset", || {
+            host.raw.host.turn();
+            zoned.faults.held() == 1
+        });
+        let all = other.raw.cid();
+        other.raw.host.send(other.io, &zones::send(1, None, action).cid(all).0).expect("sent");
+        let target = zoned.setup.target.as_ref().expect("running");
+        until("the other action is there", || {
+            other.raw.host.turn();
+            target.counters().requests == 2
+        });
+        zoned.faults.release();
+        for host in [&mut host, &mut other] {
+            ok(host.raw.host.response(host.io, LIMIT).expect("an answer").status());
+        }
+        assert_eq!(host.zone(5), (EMPTY, 0), "action {action}");
+    }
 }
 
 pub(crate) fn resetting_a_thousand_zones_delays_nobody<R: Rig>() {

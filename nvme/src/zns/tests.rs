@@ -198,6 +198,51 @@ fn zones_that_are_not_known_can_be_reset() {
 }
 
 #[test]
+fn zones_that_are_not_known_may_be_meant() {
+    use ZoneAction as A;
+    let mut all = zones(3);
+    all.begin_write(1, None, 8).unwrap();
+    all.end_write(1, 8, false);
+    for action in [A::Open, A::Close, A::Finish, A::Offline] {
+        assert_eq!((all.next_for(action, 0), all.next_for(action, 2)), (Some(1), None), "{action:?}");
+        assert!(!all.is_meant(action, 1), "{action:?}: the storage is asked first");
+    }
+    // A part of it had landed.
+    all.learn(all.mark(), 1, [Some(Zone { state: ZoneState::ImplicitlyOpened, written: 2, ..EMPTY })]);
+    let meant = [A::Open, A::Close, A::Finish, A::Offline].map(|action| all.is_meant(action, 1));
+    assert_eq!(meant, [false, true, true, false]);
+}
+
+#[test]
+fn a_failed_write_keeps_no_room_where_the_zone_made_room_meanwhile() {
+    let mut all = Zones::new(Geometry { max_open: 1, max_active: 2, ..GEOMETRY }, [EMPTY; 4]).unwrap();
+    all.begin_write(0, None, 8).unwrap();
+    write(&mut all, 64, 1).unwrap();
+    assert_eq!((state(&all, 0), all.in_use()), (ZoneState::Closed, (1, 2)), "it made room");
+    assert_eq!(write(&mut all, 128, 1), Err(0x1bd), "two may be active");
+    all.end_write(0, 8, false);
+    assert_eq!((state(&all, 0), all.in_use()), (ZoneState::Empty, (1, 1)));
+    assert_eq!(write(&mut all, 128, 1), Ok(128));
+    // One with data keeps it.
+    all.begin_write(2, None, 1).unwrap();
+    all.begin_write(1, Some(65), 1).unwrap();
+    all.end_write(2, 1, false);
+    assert_eq!((state(&all, 2), all.in_use()), (ZoneState::Closed, (1, 2)));
+}
+
+#[test]
+fn what_is_at_work_is_told_until_its_end_is() {
+    let mut all = zones(2);
+    assert!(!all.is_busy(0) && !all.is_busy(9));
+    all.begin_write(0, None, 1).unwrap();
+    all.begin_action(1, ZoneAction::Open).unwrap();
+    assert!(all.is_busy(0) && all.is_busy(1));
+    all.end_write(0, 1, false);
+    all.end_action(1, ZoneAction::Open, false);
+    assert!(!all.is_busy(0) && !all.is_busy(1));
+}
+
+#[test]
 fn what_is_learnt_is_counted() {
     let mut all = zones(4);
     let zone = |state| Some(Zone { state, written: 3, ..EMPTY });

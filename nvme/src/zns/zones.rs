@@ -128,16 +128,17 @@ struct Slot {
 }
 
 impl Slot {
-    /// Whether an action on all zones is about this one.
+    /// Whether an action on all zones is about this one, or could be.
     fn is_meant(&self, action: ZoneAction) -> bool {
         let state = self.zone.state;
-        match action {
+        let meant = match action {
             ZoneAction::Open => state == ZoneState::Closed,
             ZoneAction::Close => state.is_open(),
             ZoneAction::Finish => state.is_active(),
-            ZoneAction::Reset => state.is_active() || state == ZoneState::Full || self.unknown,
+            ZoneAction::Reset => state.is_active() || state == ZoneState::Full,
             ZoneAction::Offline => state == ZoneState::ReadOnly,
-        }
+        };
+        meant || self.unknown
     }
 }
 
@@ -282,8 +283,9 @@ impl Zones {
         let Some(slot) = self.slot_mut(zone) else { return };
         if !success {
             slot.unknown = true;
-            // Nothing is known to be written: the room that it took is for others, unless the storage says that it is not.
-            if slot.zone.written == 0 && slot.zone.state == ZoneState::ImplicitlyOpened {
+            // Nothing is known to be written: the room that it took is for others, unless the storage says that it is not. The
+            // write had opened the zone; where it is closed now, that was to make room for another.
+            if slot.zone.written == 0 && matches!(slot.zone.state, ZoneState::ImplicitlyOpened | ZoneState::Closed) {
                 self.put(zone, ZoneState::Empty);
             }
             return;
@@ -298,6 +300,12 @@ impl Zones {
     #[must_use]
     pub fn is_unknown(&self, zone: u32) -> bool {
         self.slot(zone).is_some_and(|slot| slot.unknown)
+    }
+
+    /// Whether a write or a change of the zone's state has begun, and no end of it was told.
+    #[must_use]
+    pub fn is_busy(&self, zone: u32) -> bool {
+        self.slot(zone).is_some_and(|slot| slot.busy)
     }
 
     /// Begins a change of a zone's state: whether there is anything to do. Then [`Self::end_action`] follows.
@@ -361,7 +369,8 @@ impl Zones {
         self.put(zone, state);
     }
 
-    /// The first zone from `from` on that an action on all zones is about.
+    /// The first zone from `from` on that an action on all zones is about; or could be: where [`Self::is_unknown`], the storage is
+    /// asked, and then [`Self::is_meant`].
     #[must_use]
     pub fn next_for(&self, action: ZoneAction, from: u32) -> Option<u32> {
         let rest = (from..).zip(self.zones.iter().skip(usize::try_from(from).unwrap_or(usize::MAX)));

@@ -19,7 +19,7 @@ def moves(what: str, controller, least=20, nsid=1) -> None:
 
 
 CHANGING = (
-    (r"nvme\d+c\d+n\d+: I/O Cmd\(0x2\) @ .* I/O Error \(sct 0x0 / sc 0x(80|0?b)\)", "udev reads what just went"),
+    (r"nvme\d+c\d+n\d+: I/O Cmd\(0x2\) @ .* I/O Error \(sct 0x0 / sc 0x(80|82|0?b)\)", "udev reads what just went"),
     (r"critical target error, dev nvme\d+c\d+n\d+, sector \d+ op 0x0:\(READ\)", "udev reads the end that was cut off"),
     (r"operation not supported error, dev nvme\d+c\d+n\d+, sector \d+ op 0x0:\(READ\)", "udev reads a disk that went"),
     (r"block nvme\d+n\d+: no usable path - requeuing I/O", "the disk that goes"),

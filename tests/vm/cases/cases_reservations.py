@@ -24,6 +24,7 @@ RELEASE, CLEAR = range(2)
 
 CONFLICTS = (
     (r"reservation conflict error, dev nvme\d+n\d+", "a host that the reservation keeps out"),
+    (r"nvme\d+n\d+: I/O Cmd\(0x[12]\) @ .* I/O Error \(sct 0x0 / sc 0x83\)", "a host that the reservation keeps out"),
     (r"critical nexus error, dev nvme\d+n\d+", "a host that the reservation keeps out"),
     (r"nvme\d+n\d+: .*[Rr]eservation [Cc]onflict", "a host that the reservation keeps out"),
     (r"Found shared namespace \d+, but multipathing not supported", "the case boots without multipath"),
