@@ -4,7 +4,7 @@
 //! never on a clock. A failed operation does not reach the storage behind. Not for serving anybody's data.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{
@@ -54,6 +54,7 @@ struct Control {
     fail_next: AtomicU32,
     dropped: AtomicU64,
     failed: AtomicU64,
+    held: AtomicUsize,
     wakers: Mutex<Vec<Waker>>,
 }
 
@@ -117,6 +118,11 @@ impl FaultControl {
     /// Flushes and FUAs that were ignored so far.
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Acquire)
+    }
+
+    /// Operations that the storage has by now and that have not started: stalled or delayed.
+    pub fn held(&self) -> usize {
+        self.0.held.load(Ordering::Acquire)
     }
 
     /// Operations that were made to fail so far.
@@ -196,6 +202,7 @@ impl IoQueue for FaultyQueue {
             return self.start(io);
         }
         self.held.push((delay, io));
+        self.control.held.fetch_add(1, Ordering::AcqRel);
         self.waker.wake();
         Submit::Pending
     }
@@ -209,8 +216,11 @@ impl IoQueue for FaultyQueue {
             } else if delay > 0 {
                 self.held.push((delay - 1, io));
                 again = true;
-            } else if let Submit::Done(answer) = self.start(io) {
-                done.push(answer);
+            } else {
+                self.control.held.fetch_sub(1, Ordering::AcqRel);
+                if let Submit::Done(answer) = self.start(io) {
+                    done.push(answer);
+                }
             }
         }
         if again {
@@ -226,11 +236,18 @@ impl IoQueue for FaultyQueue {
         match self.held.iter().position(|(_, io)| io.token == token) {
             Some(at) => {
                 let (_, Io { token, data, .. }) = self.held.remove(at);
+                self.control.held.fetch_sub(1, Ordering::AcqRel);
                 self.answered.push(IoDone { token, result: Err(IoError::Cancelled), data });
                 self.waker.wake();
             }
             None => self.inner.cancel(token),
         }
+    }
+}
+
+impl Drop for FaultyQueue {
+    fn drop(&mut self) {
+        self.control.held.fetch_sub(self.held.len(), Ordering::AcqRel);
     }
 }
 

@@ -543,13 +543,19 @@ fn faults_are_made_as_told_and_by_the_seed() {
     control.stall();
     assert!(matches!(reactor.start(IoOp::Flush, None), Submit::Pending));
     assert!((0..20).all(|_| reactor.poll().is_empty()));
+    assert_eq!(control.held(), 1);
     reactor.queue.cancel(reactor.next);
-    assert_eq!(reactor.poll()[0].result, Err(IoError::Cancelled));
+    assert_eq!((reactor.poll()[0].result, control.held()), (Err(IoError::Cancelled), 0));
     assert!(matches!(reactor.start(IoOp::Flush, None), Submit::Pending));
     reactor.woken.store(false, Ordering::Release);
     control.release();
     assert!(reactor.woken.load(Ordering::Acquire));
-    assert_eq!(reactor.poll()[0].result, Ok(()));
+    assert_eq!((reactor.poll()[0].result, control.held()), (Ok(()), 0));
+    control.stall();
+    assert!(matches!(reactor.start(IoOp::Flush, None), Submit::Pending));
+    assert_eq!(control.held(), 1);
+    drop(reactor);
+    assert_eq!(control.held(), 0, "its queue is gone");
     let plan = FaultPlan { seed: 5, fail_one_in: 3, delay_polls: 4, ..Default::default() };
     let run = || {
         let mut reactor = Reactor::new(&Faulty::new(memory(), plan));
