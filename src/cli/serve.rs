@@ -152,13 +152,14 @@ impl Serve {
             }
         };
         info!(?signal, "stopping");
-        notify(&[NotifyState::Stopping]);
         // A second signal to stop does not wait.
         std::thread::spawn(move || {
             while signals.wait() == Ok(Signal::SIGUSR1) {}
             std::process::exit(1);
         });
+        // Its last ping comes before the end is told.
         drop(watchdog);
+        notify(&[NotifyState::Stopping]);
         let held = target.counters();
         drop(doors);
         // The doors are closed: nobody else holds it.

@@ -7,7 +7,7 @@ use farside::target::{Latencies, LatencyReport, Stage};
 use crate::rig::{BLOCK, LIMIT, Rig, Setup, until};
 
 /// How long the storage stands still for a slow command: far beyond what a busy machine adds to a fast one.
-const STALL: Duration = Duration::from_millis(60);
+const STALL: Duration = Duration::from_millis(300);
 const COMMANDS: usize = 40;
 
 fn report<R: Rig>(setup: &Setup<R>) -> LatencyReport {
@@ -62,7 +62,7 @@ pub(crate) fn latencies_are_what_the_host_measures<R: Rig>() {
     measured.sort_unstable();
     let total = read.stage(Stage::Total);
     let (fast, slow) = (measured[COMMANDS / 2 - 1], measured[COMMANDS * 9 / 10 - 1]);
-    let slack = Duration::from_millis(10);
+    let slack = Duration::from_millis(100);
     assert!(total.quantile(0.5) <= fast + fast / 4 + slack, "{:?}, and the host {fast:?}", total.quantile(0.5));
     let found = total.quantile(0.9);
     assert!(found >= slow - slow / 4 - slack && found <= slow + slow / 4 + slack, "{found:?}, and the host {slow:?}");
@@ -70,7 +70,8 @@ pub(crate) fn latencies_are_what_the_host_measures<R: Rig>() {
     assert!(read.stage(Stage::Receive).quantile(0.9) < STALL / 2, "{:?}", read.stage(Stage::Receive).quantile(0.9));
     let host: Duration = measured.iter().sum();
     let (mean, theirs) = (total.mean(), host / COMMANDS as u32);
-    assert!(mean <= theirs + slack && mean + slack >= theirs, "a mean of {mean:?}, and the host {theirs:?}");
+    // Three of ten were slow.
+    assert!(mean <= theirs + slack && mean >= STALL * 3 / 20, "a mean of {mean:?}, and the host {theirs:?}");
     // Writes of more than the capsule holds: fetched from the host, answered without data.
     for at in 0..5 {
         assert!(raw.write(io, 1, 64 * at, &[7; 16 * BLOCK]).is_success());

@@ -54,10 +54,14 @@ fn kept(limits: Limits) -> (f64, f64, f64) {
 
 #[test]
 fn a_neighbour_gets_its_limit_and_a_bystander_goes_on() {
-    let (share, least, most) = kept(Limits { iops: IOPS, ..Limits::default() });
-    // As little as any machine gives, however busy: `limit_figures` says what it is on a quiet one.
-    assert!(share > 0.25, "the bystander keeps {share:.2} of its operations");
-    assert!(most < IOPS as f64 * 1.1 && least > IOPS as f64 / 10.0, "the neighbour's IOPS are {least:.0} to {most:.0}");
+    // As little as any machine gives, however busy, in one of two attempts: `limit_figures` says what it is on a quiet one.
+    let holds = (0..2).any(|_| {
+        let (share, least, most) = kept(Limits { iops: IOPS, ..Limits::default() });
+        println!("a bystander keeps {share:.2} of its operations; the neighbour's IOPS are {least:.0} to {most:.0}");
+        assert!(most < IOPS as f64 * 1.1, "the neighbour's limit is {IOPS} IOPS, and it has {most:.0}");
+        share > 0.25 && least > IOPS as f64 / 10.0
+    });
+    assert!(holds, "the bystander or the neighbour has less than any machine gives, twice");
 }
 
 #[test]

@@ -224,7 +224,7 @@ pub(crate) fn write_protection_waits_for_writes_in_progress<R: Rig>() {
     setup.faults.stall();
     let zeroes = wire::block_command(8, 1, 0, 8).cid(0x600);
     raw.host.send(io, &zeroes.0).expect("sent");
-    std::thread::sleep(Duration::from_millis(20));
+    setup.until_held(&mut raw, 1);
     raw.host.send(admin, &set.0).expect("sent");
     assert!(raw.host.response(admin, Duration::from_millis(200)).is_err(), "answered while a write was in progress");
     setup.faults.release();

@@ -7,7 +7,7 @@ use farside::host::raw::RawQueue;
 use farside::host::wire;
 use nvme::Status;
 
-use crate::rig::{HOST_NQN, LIMIT, NQN, OTHER_NQN, Rig, Setup, assert_status};
+use crate::rig::{HOST_NQN, LIMIT, NQN, OTHER_NQN, Rig, SHORT_KATO, Setup, Silence, assert_status, within_short_kato};
 
 fn private(bytes: &[u8]) -> RawQueue {
     RawQueue { private_data: bytes.to_vec(), ..RawQueue::new(0, 32) }
@@ -165,17 +165,22 @@ pub(crate) fn io_connect_must_agree_with_its_admin_queue<R: Rig>() {
 
 /// Queues that come one by one keep their association alive, and what comes when it is gone after all is told so.
 pub(crate) fn io_connect_to_a_controller_that_is_gone_names_its_id<R: Rig>() {
+    within_short_kato(comes_late::<R>);
+}
+
+fn comes_late<R: Rig>(silence: &mut Silence) {
     let setup = Setup::<R>::start();
     let mut raw = setup.raw();
-    raw.kato_ms = 1000;
-    let admin = raw.admin_up();
+    raw.kato_ms = SHORT_KATO;
+    let admin = silence.broken_by(|| raw.admin_up());
     let mut queues = Vec::new();
     // Three times the timeout, and nothing but Connect commands.
     for qid in 1..=6 {
         std::thread::sleep(Duration::from_millis(500));
-        queues.push(raw.io_up(qid, 16));
+        queues.push(silence.broken_by(|| raw.io_up(qid, 16)));
     }
     assert!(raw.host.down(admin).is_none(), "it was taken for dead while it made its queues");
+    silence.begins();
     let late = raw.good_queue(7, 16);
     assert!(raw.host.end_of(admin, LIMIT).is_some(), "a silent host keeps its controller");
     let response = raw.connect_io(late, 7, 15);

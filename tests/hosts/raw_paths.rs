@@ -88,7 +88,7 @@ pub(crate) fn ana_state_waits_for_commands_in_progress<R: Rig>() {
     let (mut raw, _, io) = host(&setup, addresses[1]);
     setup.faults.stall();
     raw.host.send(io, &wire::block_command(8, 1, 0, 1).cid(0x100).0).expect("sent");
-    std::thread::sleep(Duration::from_millis(50));
+    setup.until_held(&mut raw, 1);
     let target = target(&setup);
     std::thread::scope(|scope| {
         let change = scope.spawn(|| {

@@ -217,7 +217,7 @@ fn in_progress<R: Rig>(setup: &Setup<R>, host: &mut Host<R>) {
         let sqe = wire::block_command(8, 1, u64::from(cid), 1).cid(0x100 + cid);
         host.raw.host.send(host.io, &sqe.0).expect("sent");
     }
-    std::thread::sleep(Duration::from_millis(50));
+    setup.until_held(&mut host.raw, 3);
     assert_eq!(host.raw.host.waiting(host.io), 0, "answered by a disk that hangs");
 }
 

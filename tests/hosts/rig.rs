@@ -2,6 +2,7 @@
 //! on whatever the others do.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -155,6 +156,14 @@ impl<R: Rig> Setup<R> {
         let builder = Target::builder().options(options).subsystem(subsystem).subsystem(other).listen(rig.address());
         let target = more(builder).start(provider).expect("the target starts");
         Self { target: Some(target), faults, rig }
+    }
+
+    /// Waits until the stalled disk has so many operations; this host serves the target's READs meanwhile.
+    pub(crate) fn until_held(&self, raw: &mut Raw<R>, operations: usize) {
+        until(&format!("the disk has {operations} operations"), || {
+            raw.host.turn();
+            self.faults.held() == operations
+        });
     }
 
     /// A raw host with nothing connected.
@@ -375,6 +384,54 @@ impl<R: Rig> Raw<R> {
     pub(crate) fn alive(&mut self, io: RawQueueId) {
         let status = self.call(io, Sqe::new(0).nsid(2)).status();
         assert!(status.is_success(), "flush: {status}");
+    }
+}
+
+/// A Keep Alive Timeout that a starved machine can exceed, in milliseconds.
+pub(crate) const SHORT_KATO: u32 = 1000;
+
+/// How long a host that had to say something within [`SHORT_KATO`] said nothing.
+pub(crate) struct Silence {
+    /// The latest command was sent after this.
+    since: Instant,
+    longest: Duration,
+    on_purpose: bool,
+}
+
+impl Silence {
+    /// A command of the host, from before it is sent until it is answered.
+    pub(crate) fn broken_by<T>(&mut self, command: impl FnOnce() -> T) -> T {
+        let sent = Instant::now();
+        let answer = command();
+        self.longest = self.longest();
+        self.since = sent;
+        answer
+    }
+
+    /// From now on the host is silent because the test wants it to be; when its latest command was sent.
+    pub(crate) fn begins(&mut self) -> Instant {
+        self.longest = self.longest();
+        self.on_purpose = true;
+        self.since
+    }
+
+    /// The longest that the test did not want.
+    fn longest(&self) -> Duration {
+        if self.on_purpose { self.longest } else { self.longest.max(self.since.elapsed()) }
+    }
+}
+
+/// Runs what a host with [`SHORT_KATO`] does and is not to lose its association over. Where a starved machine has kept the host
+/// itself silent for longer than that, a failure says nothing about the target: then it runs anew, three times at most.
+pub(crate) fn within_short_kato(mut body: impl FnMut(&mut Silence)) {
+    for left in (0..3).rev() {
+        let mut silence = Silence { since: Instant::now(), longest: Duration::ZERO, on_purpose: false };
+        let Err(failure) = catch_unwind(AssertUnwindSafe(|| body(&mut silence))) else { return };
+        let longest = silence.longest();
+        if left == 0 || longest <= Duration::from_millis(SHORT_KATO.into()) {
+            resume_unwind(failure);
+        }
+        eprintln!("anew: the host itself was silent for {longest:?}");
     }
 }
 

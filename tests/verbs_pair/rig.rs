@@ -260,6 +260,15 @@ impl Rig {
     }
 }
 
+/// Waits until nothing is held that was not before: the kernel takes its time to let go.
+pub(crate) fn held_again(before: &(usize, String)) {
+    let start = Instant::now();
+    while held() != *before && start.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(held(), *before);
+}
+
 /// What this process and the kernel hold: file descriptors, and each device's objects.
 pub(crate) fn held() -> (usize, String) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
