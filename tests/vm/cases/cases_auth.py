@@ -68,7 +68,7 @@ def connect(lab, target, key: str, **more) -> nvmecli.Controller:
     return lab.connect(target, io_queues=1, hostnqn=HOST, hostid=HOST_ID, dhchap_secret=key, **more)
 
 
-@case("all", providers=FARSIDE, timeout=400, allow=AUTHENTICATED)
+@case(providers=FARSIDE, timeout=400, allow=AUTHENTICATED)
 def every_hash_and_group_authenticates_on_every_queue_both_ways(lab):
     needs_host_support()
     key, file = secret(1, "host")
@@ -93,7 +93,7 @@ def every_hash_and_group_authenticates_on_every_queue_both_ways(lab):
         connect(lab, target, key).disconnect()
 
 
-@case("all", providers=FARSIDE, timeout=180, allow=REFUSED)
+@case(providers=FARSIDE, timeout=180, allow=REFUSED)
 def wrong_and_missing_secrets_are_refused(lab):
     needs_host_support()
     key, file = secret(1, "host")
@@ -111,7 +111,7 @@ def wrong_and_missing_secrets_are_refused(lab):
     true("no secret is in the target's log", key.split(":")[2] not in log and wrong.split(":")[2] not in log)
 
 
-@case("all", providers=FARSIDE, timeout=240, allow=AUTHENTICATED)
+@case(providers=FARSIDE, timeout=240, allow=AUTHENTICATED)
 def secrets_change_under_verified_io(lab):
     needs_host_support()
     key, file = secret(1, "host")
@@ -132,7 +132,7 @@ def secrets_change_under_verified_io(lab):
     ended_well(load)
 
 
-@case("all", providers=FARSIDE)
+@case(providers=FARSIDE)
 def a_host_that_knows_no_authentication_connects_where_none_is_asked(lab):
     """Also the kernel that is built without it: another host of the same subsystem has a secret."""
     target = lab.serve(Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB)]), start=False)

@@ -22,7 +22,7 @@ def content(disk: str, block: int) -> int:
     return found.pop()
 
 
-@case("all", providers=FARSIDE)
+@case(providers=FARSIDE)
 def verify_copy_and_write_protection_by_the_tools(lab):
     subsystem = Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB, block_size=4096)])
     target = lab.serve(subsystem, state_dir="/run/scratch/state")

@@ -46,7 +46,7 @@ def connect_both(lab, target, **options) -> list:
 MOVED = ((r"block nvme\S+: no usable path - requeuing I/O", "the good path moved, and the host holds its I/O until it knows where to"),)
 
 
-@case("all", providers=FARSIDE, timeout=240, allow=MOVED)
+@case(providers=FARSIDE, timeout=240, allow=MOVED)
 def multipath_follows_the_ana_states_under_verified_io(lab):
     target = lab.serve(Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB)]), start=False)
     second = endpoint(target.address, 4421)
@@ -87,7 +87,7 @@ def multipath_follows_the_ana_states_under_verified_io(lab):
     ended_well(load)
 
 
-@case("all", providers=FARSIDE, timeout=240, allow=RECONNECT)
+@case(providers=FARSIDE, timeout=240, allow=RECONNECT)
 def a_listener_is_taken_away_and_brought_back_under_verified_io(lab):
     target, addresses = two_ways(lab)
     target.start()
@@ -113,7 +113,7 @@ def a_listener_is_taken_away_and_brought_back_under_verified_io(lab):
 SWAPPED = ((r"block nvme\d+n\d+: no usable path - requeuing I/O", "neither path is for the group while the two change places"),)
 
 
-@case("all", providers=FARSIDE, timeout=180, allow=SWAPPED)
+@case(providers=FARSIDE, timeout=180, allow=SWAPPED)
 def a_namespace_in_a_new_ana_group_appears_by_itself(lab):
     target, addresses = two_ways(lab)
     target.start()
@@ -137,7 +137,7 @@ def a_namespace_in_a_new_ana_group_appears_by_itself(lab):
     ended_well(load)
 
 
-@case("all", providers=FARSIDE, timeout=240, allow=CHANGING)
+@case(providers=FARSIDE, timeout=240, allow=CHANGING)
 def namespaces_come_go_and_change_size_20_times_a_second_under_verified_io(lab):
     other = lab.file(64 * MIB)
     target = lab.serve(Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB)]), start=False)
@@ -176,7 +176,7 @@ def namespaces_come_go_and_change_size_20_times_a_second_under_verified_io(lab):
         ended_well(load)
 
 
-@case("all", providers=FARSIDE, timeout=240)
+@case(providers=FARSIDE, timeout=240)
 def fifty_subsystems_come_and_go_and_an_untouched_host_never_notices(lab):
     target = lab.serve(Subsystem(NQN + "disk1", [lab.namespace(size=64 * MIB)]), start=False)
     target.arguments = ["--control", SOCKET]

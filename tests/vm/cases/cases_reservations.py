@@ -28,6 +28,7 @@ CONFLICTS = (
     (r"critical nexus error, dev nvme\d+n\d+", "a host that the reservation keeps out"),
     (r"nvme\d+n\d+: .*[Rr]eservation [Cc]onflict", "a host that the reservation keeps out"),
     (r"Found shared namespace \d+, but multipathing not supported", "the case boots without multipath"),
+    (r"Support for shared namespaces without CONFIG_NVME_MULTIPATH", "the case boots without multipath"),
     (r"Shared namespace support requires core.nvme_multipath=Y", "the case boots without multipath"),
 )
 
@@ -93,7 +94,7 @@ def keeps_out(rtype: int, host: Registrant, registered: bool) -> None:
     equal(f"type {rtype}, registered {registered}: may read", host.may(write=False), favoured or rtype not in KEEPS_FROM_READING)
 
 
-@case("all", providers=FARSIDE, timeout=240, append=TWO_HOSTS, allow=CONFLICTS)
+@case(providers=FARSIDE, timeout=240, append=TWO_HOSTS, allow=CONFLICTS)
 def reservations_of_every_type_between_two_hosts(lab):
     _, one, two = two_hosts(lab)
     for rtype in range(WRITE_EXCLUSIVE, ALL + 1):
@@ -121,7 +122,7 @@ def reservations_of_every_type_between_two_hosts(lab):
         equal("after a clear", one.report(), (0, {}))
 
 
-@case("all", providers=FARSIDE, timeout=240, append=TWO_HOSTS, allow=(*CONFLICTS, *RECONNECT))
+@case(providers=FARSIDE, timeout=240, append=TWO_HOSTS, allow=(*CONFLICTS, *RECONNECT))
 def reservations_of_hosts_that_left_hold_and_survive_a_killed_target(lab):
     target, one, two = two_hosts(lab, state_dir=str(Path("/run/scratch/state")))
     one.register(persist=3)

@@ -55,7 +55,7 @@ def write_zone(disk, number: int, offset: int, size: int, check=True):
     return data.read_bytes() if check else done
 
 
-@case(list="all", providers=EVERYWHERE)
+@case(providers=EVERYWHERE)
 def zones_of_a_device_are_zones_of_the_hosts_disk(lab):
     target, path, disk = connected(lab)
     equal("model", read(queue(disk) / "zoned"), "host-managed")
@@ -85,7 +85,7 @@ WRONG_WRITES = (
 )
 
 
-@case(list="all", providers=EVERYWHERE, allow=WRONG_WRITES)
+@case(providers=EVERYWHERE, allow=WRONG_WRITES)
 def writes_against_the_rules_of_zones_fail_and_change_nothing(lab):
     target, path, disk = connected(lab)
     write_zone(disk, 0, 0, 64 * KIB)
@@ -96,7 +96,7 @@ def writes_against_the_rules_of_zones_fail_and_change_nothing(lab):
     finished(target)
 
 
-@case(list="all", providers=EVERYWHERE, timeout=240)
+@case(providers=EVERYWHERE, timeout=240)
 def fio_verifies_data_in_zones(lab):
     target, path, disk = connected(lab)
     zoned = {"zonemode": "zbd", "filename": disk, "ioengine": "libaio"}
@@ -118,7 +118,7 @@ def fio_verifies_data_in_zones(lab):
     finished(target)
 
 
-@case(list="all", providers=EVERYWHERE)
+@case(providers=EVERYWHERE)
 def tools_report_append_and_manage_zones(lab):
     target, path, disk = connected(lab)
     # Blocks of 4 KiB: 1024 a zone. Zero's-based limits.
@@ -145,7 +145,7 @@ def tools_report_append_and_manage_zones(lab):
     finished(target)
 
 
-@case(list="all", providers=EVERYWHERE, timeout=240)
+@case(providers=EVERYWHERE, timeout=240)
 def a_zonefs_holds_its_files(lab):
     target, path, disk = connected(lab)
     modprobe("zonefs")
@@ -176,7 +176,7 @@ def a_zonefs_holds_its_files(lab):
     finished(target)
 
 
-@case(list="all", providers=FARSIDE, allow=allow.RECONNECT, timeout=240)
+@case(providers=FARSIDE, allow=allow.RECONNECT, timeout=240)
 def write_pointers_are_found_again_after_the_target_was_killed(lab):
     target, path, disk = connected(lab)
     written = write_zone(disk, 7, 0, 256 * KIB)
@@ -196,7 +196,7 @@ def write_pointers_are_found_again_after_the_target_was_killed(lab):
     finished(target)
 
 
-@case(list="all", providers=FARSIDE)
+@case(providers=FARSIDE)
 def memory_is_cut_into_zones(lab):
     zones = {"zone_size": "2M", "zone_capacity": "1536K", "max_open_zones": 4, "max_active_zones": 6}
     target = lab.serve(Subsystem(NQN + "zoned", [Namespace(1, "memory", None, 64 * MIB, 4096, zones=zones)]))
@@ -213,7 +213,7 @@ def memory_is_cut_into_zones(lab):
     finished(target)
 
 
-@case(list="all", providers=FARSIDE)
+@case(providers=FARSIDE)
 def zones_that_no_host_could_use_are_refused(lab):
     conventional = null_disk(lab, zone_nr_conv=2)
     start = lab.serve(start=False)
