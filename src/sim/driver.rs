@@ -412,8 +412,10 @@ impl Driver {
     }
 
     /// From now on everything is read once.
-    pub(crate) fn verify(&mut self) {
+    pub(crate) fn verify(&mut self, now: Duration) {
         self.verifying = Some(0);
+        // Others may have gone on for long since it had nothing to do.
+        self.last_progress = now;
         self.disk_fails = false;
     }
 

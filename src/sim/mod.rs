@@ -203,8 +203,9 @@ impl Sim {
         self.disk.set_errors(0);
         let quiet_until = self.world.now() + QUIET;
         self.until(quiet_until, |sim| sim.endings.is_empty() && sim.target.is_some())?;
+        let now = self.world.now();
         for host in &mut self.hosts {
-            host.verify();
+            host.verify(now);
         }
         self.work()?;
         let mut leaks = Vec::new();

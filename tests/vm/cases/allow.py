@@ -34,10 +34,13 @@ RECONNECT = (
     (r"nvme nvme\d+: I/O tag \d+ .*(timeout|QID)", "a command that the target did not answer before it went"),
     (r"nvme nvme\d+: Property Set error", "the shutdown notice to a target that is gone"),
     (
-        r"nvme nvme\d+: (Property Get error|Identify \w+ failed|[Rr]eading (CAP|VS) failed|Could not set queue count"
-        r"|Failed to (configure AEN|get ANA log)|Device not ready)",
+        # Errors of the host itself: negative, or 370h to 372h (a path that went).
+        r"nvme nvme\d+: ((Property Get error|Failed to get ANA log):|Identify \w+ failed|[Rr]eading (CAP|VS) failed"
+        r"|Could not set queue count) ?\(?(-\d+|88[0-2])\b",
         "the connection went while the host set it up",
     ),
+    (r"nvme nvme\d+: Failed to configure AEN", "the connection went while the host set it up"),
+    (r"nvme nvme\d+: long keepalive RTT", "a keep alive that went with the target ends when rxe has given up on it"),
     (r"nvme nvme\d+: queue \d+: timeout", "a command that the target did not answer before it went"),
     (r"nvmet: ctrl \d+ (fatal error occurred|keep-alive timer)", "the kernel's target noticed"),
     (r"nvmet_rdma: ", "the kernel's target noticed"),

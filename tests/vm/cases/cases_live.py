@@ -8,7 +8,7 @@ from cases.allow import RECONNECT
 from cases.registry import FARSIDE, case
 from guest import nvmecli
 from guest.control import SOCKET, Control
-from guest.fio import MIB, ended_well, verified_load
+from guest.fio import MIB, OUTLIVES, ended_well, verified_load
 from guest.shell import equal, eventually, read, true
 from guest.target import NQN, Subsystem, endpoint
 
@@ -66,7 +66,7 @@ def multipath_follows_the_ana_states_under_verified_io(lab):
     control = Control()
     paths = [lab.connect(target), nvmecli.connect(target.subsystems[0].nqn, target.address, 4421, 2)]
     disk = paths[0].disk()
-    load = verified_load(lab, disk)
+    load = verified_load(lab, disk, **OUTLIVES)
     for states in (
         ("optimized", "non-optimized"),
         ("non-optimized", "optimized"),
@@ -93,7 +93,7 @@ def a_listener_is_taken_away_and_brought_back_under_verified_io(lab):
     target.start()
     control = Control()
     paths = connect_both(lab, target, reconnect_delay=1, ctrl_loss_tmo=120)
-    load = verified_load(lab, paths[0].disk())
+    load = verified_load(lab, paths[0].disk(), **OUTLIVES)
     for gone, address in enumerate(addresses):
         left = paths[1 - gone]
         control.ask("remove_listener", address=address)
@@ -126,7 +126,7 @@ def a_namespace_in_a_new_ana_group_appears_by_itself(lab):
     for path in paths:
         eventually(f"{path.name} reaches it", lambda path=path: path.ana_state(5) == "optimized")
         equal("its ANA group", read(path.path(5) / "ana_grpid"), "7")
-    load = verified_load(lab, disk, size=16 * MIB)
+    load = verified_load(lab, disk, size=16 * MIB, **OUTLIVES)
     for used, other in (paths, paths[::-1]):
         closed = addresses[paths.index(other)]
         state = f'[[subsystem.ana]]\ngroup = 7\nlistener = "{closed}"\nstate = "inaccessible"\n'

@@ -6,7 +6,7 @@ Target and host are the software provider in two name spaces; netem acts on what
 import time
 
 from cases.registry import case
-from guest import network, shell
+from guest import network
 from guest.fio import KIB, MIB
 from guest.host import HostRun
 from guest.netem import Netem

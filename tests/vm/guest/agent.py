@@ -2,7 +2,7 @@
 
     N.request   {"call": "module:function", "timeout": seconds, "arguments": {..}}
     N.reply     {"status": "ok" | "failed" | "skipped", "message": .., "value": .., "seconds": ..,
-                 "stalled": the longest pause of the guest in seconds, "dmesg": [..]}
+                 "stalled": the longest pause of the guest since the last reply, in seconds, "dmesg": [..]}
 
 A request `exit`, or no request for ten minutes, ends the guest. `guest.agent:run_case` runs a case in the lab.
 """
@@ -52,6 +52,8 @@ def run_case(name: str, provider: str, network: str = "ipv4") -> None:
         if not isinstance(error, Skip):
             _keep_evidence(here, traceback.format_exc())
     faults = here.clear()
+    if failure is not None and faults:
+        raise Failed(f"{failure}; {'; '.join(faults)}") from failure
     if failure is not None:
         raise failure
     if faults:
@@ -78,7 +80,6 @@ def perform(request: dict) -> dict:
         raise OutOfTime(f"no end within {request['timeout']:.0f} s")
 
     begun = time.monotonic()
-    pulse.worst()
     shell.patience = request["patience"]
     signal.signal(signal.SIGALRM, ring)
     signal.alarm(int(request["timeout"]))

@@ -12,7 +12,7 @@ WARNING = 4
 
 TRACES = re.compile(
     r"BUG:|WARNING:|Oops|KASAN|UBSAN|general protection fault|kernel panic|Kernel panic|Call Trace"
-    r"|soft lockup|hard LOCKUP|rcu.*(stall|self-detected)|blocked for more than|refcount_t|list_(add|del) corruption"
+    r"|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*(stall|self-detected)|blocked for more than|refcount_t|list_(add|del) corruption"
 )
 
 #: messages of the boot and of the machine, not of what is tested
@@ -21,13 +21,15 @@ ALLOWED_ALWAYS = (
     (r"hrtimer: interrupt took", "software emulation is slow"),
     (r"clocksource: |tsc: |TSC ", "software emulation's clock"),
     (r"perf: interrupt took too long", "software emulation is slow"),
-    (r"nvme nvme\d+: long keepalive RTT", "software emulation is slow; or the target went, and rxe gave up on it late"),
     (r"workqueue: \S+ hogged CPU", "software emulation is slow"),
     (r"sched: DL replenish lagged", "software emulation is slow"),
     (r"device-mapper: core: CONFIG_IMA_DISABLE_HTABLE is disabled", "the module says so once, when it is loaded"),
     (r"\d+ callbacks suppressed", "the kernel limits the rate of a message that it counts here"),
     (r"rcu: INFO: rcu_.* detected expedited stalls.*\b0 jiffies", "no stall at all"),
 )
+
+#: of a guest that stood still
+ALLOWED_AFTER_A_PAUSE = ((r"nvme nvme\d+: long keepalive RTT", "the answer waited with everything else"),)
 
 ALLOWED_EVERYWHERE = (
     (r"nvme\d*n?\d*: rescanning namespaces", "the host read its namespace list"),
@@ -55,9 +57,10 @@ ALLOWED_INFORMATION = (
 )
 
 
-def judge(lines: list, allow=()) -> list[str]:
-    """The lines that make a case fail, out of (level, text) pairs."""
-    allowed = [re.compile(pattern) for pattern, _ in (*ALLOWED_ALWAYS, *ALLOWED_EVERYWHERE, *allow)]
+def judge(lines: list, allow=(), stalled: float = 0.0) -> list[str]:
+    """The lines that make a case fail, out of (level, text) pairs; `stalled` is the guest's longest pause in seconds."""
+    paused = ALLOWED_AFTER_A_PAUSE if stalled else ()
+    allowed = [re.compile(pattern) for pattern, _ in (*ALLOWED_ALWAYS, *ALLOWED_EVERYWHERE, *paused, *allow)]
     information = [re.compile(pattern) for pattern, _ in ALLOWED_INFORMATION]
     bad = []
     for level, text in lines:

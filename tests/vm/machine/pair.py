@@ -17,7 +17,7 @@ from machine import dmesg, paths
 from machine.guest import Cable, Disk, Guest, patience
 from machine.kernels import Kernel
 from machine.report import Report
-from machine.work import STANDSTILL
+from machine.work import standstill
 
 SCRATCH_SIZE, POWER_SIZE = 4 * 2**30, 2**28
 #: disks of the near guest that keep what they acknowledged, and nothing else, when its power goes
@@ -155,14 +155,16 @@ def _run_case(pair: Pair, case, report: Report, once_more=False) -> bool | None:
         skipped = str(skip)
     except Exception as failure:  # whatever it is, it is this case's
         message, extra = f"{type(failure).__name__}: {failure}", traceback.format_exc().splitlines()
-    bad = dmesg.judge(pair.dmesg, case.allow)
+    bad = dmesg.judge(pair.dmesg, case.allow, pair.stalled)
     for guest in filter(None, (pair.near, pair.far)):
         for console in pair.folder.glob(f"{guest.name}-boot*/console.log"):
             bad += dmesg.traces(console.read_text(errors="replace"))
     seconds = time.monotonic() - begun
     where = pair.kernel.series, pair.provider, case.name
-    if once_more and skipped is None and (message or bad) and pair.stalled > STANDSTILL:
-        print(f"again: {pair.provider} {case.name}: a guest stood still for {pair.stalled:.1f} s: {message or bad}", flush=True)
+    why = standstill((message or "").removeprefix("Failed: "), bad, pair.stalled) if message or bad else None
+    if once_more and skipped is None and why:
+        pair.close()
+        report.again(*where, why, message or "", extra + bad, pair.folder)
         return None
     if skipped is not None:
         report.skip(*where, skipped)

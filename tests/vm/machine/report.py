@@ -10,6 +10,8 @@ from pathlib import Path
 from machine import paths
 
 CI = os.environ.get("CI") == "true"
+#: so many cases may need a second try; more is no accident
+MOST_AGAIN = 3
 TAIL_LINES = 10
 
 
@@ -18,6 +20,7 @@ class Report:
         self.counts = Counter()
         self.failed: list[str] = []
         self.skipped: list[str] = []
+        self.second: list[str] = []
         self._lock = threading.RLock()
 
     def passed(self, kernel: str, provider: str, name: str, seconds: float) -> None:
@@ -40,24 +43,40 @@ class Report:
             self._line("FAIL", kernel, provider, name, seconds)
             print(f"       {message[:600]}", flush=True)
             self.failed.append(f"{kernel} {provider} {name}: {message[:200]}")
-            kept = paths.FAILURES / f"{kernel}-{provider.replace('/', '-')}-{name}"
-            shutil.rmtree(kept, ignore_errors=True)
-            kept.mkdir(parents=True)
-            (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
-            if logs is not None and logs.exists():
-                shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
-            for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
-                print(f"       | {line[:200]}", flush=True)
-            print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
+            self._keep(f"{kernel}-{provider.replace('/', '-')}-{name}", message, extra, logs)
+
+    def again(self, kernel, provider, name, why: str, message: str, extra: list[str], logs: Path | None) -> None:
+        """A case, or a boot, that gets a second try, and why; what the first one said and left is kept as of a failure."""
+        with self._lock:
+            print(f"again {kernel:4} {provider:12} {name}: {why}: {message[:600]}", flush=True)
+            self.second.append(f"{kernel} {provider} {name}: {why}: {message[:200]}")
+            self._keep(f"{kernel}-{provider.replace('/', '-')}-{name}-first", message, extra, logs)
+
+    def _keep(self, called: str, message: str, extra: list[str], logs: Path | None) -> None:
+        kept = paths.FAILURES / called
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        (kept / "message.txt").write_text(message + "\n\n" + "\n".join(extra) + "\n")
+        if logs is not None and logs.exists():
+            shutil.copytree(logs, kept / "guest", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.img"))
+        for line in "\n".join(extra).splitlines()[-TAIL_LINES:]:
+            print(f"       | {line[:200]}", flush=True)
+        print(f"       kept: {os.path.relpath(kept, paths.REPO)}", flush=True)
 
     def close(self) -> int:
         """Prints what failed again, then the closing line; returns the exit status."""
         for line in self.skipped:
             print("SKIP", line)
+        for line in self.second:
+            print("AGAIN", line)
         for line in self.failed:
             print("FAIL", line)
         passed, failed, skipped = (self.counts[word] for word in ("ok", "FAIL", "SKIP"))
-        print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+        second = f", {len(self.second)} second tries" if self.second else ""
+        print(f"{passed} passed, {failed} failed, {skipped} skipped{second}", flush=True)
+        if len(self.second) > MOST_AGAIN:
+            print(f"more than {MOST_AGAIN} second tries: the machine is too slow for these tests, or they or the target are at fault")
+            return 1
         return 1 if failed or not passed + skipped else 0
 
     def _line(self, word: str, kernel: str, provider: str, name: str, seconds: float | None) -> None:

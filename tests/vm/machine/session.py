@@ -9,7 +9,7 @@ from machine import dmesg, paths
 from machine.guest import Disk, Guest, GuestDied
 from machine.kernels import Kernel
 from machine.report import Report
-from machine.work import STANDSTILL, Work
+from machine.work import Work, standstill
 
 SCRATCH_SIZE = 8 * 2**30
 
@@ -43,16 +43,19 @@ class Session:
                     if not whole:
                         break
             finally:
-                guest.stop()
-                if not self.keep:
-                    shutil.rmtree(guest.folder, ignore_errors=True)
+                self._leave(guest)
+
+    def _leave(self, guest: Guest) -> None:
+        guest.stop()
+        if not self.keep:
+            shutil.rmtree(guest.folder, ignore_errors=True)
 
     def _boot(self, first: Work) -> Guest | None:
         """One that does not come up is tried once more: the emulator may end before the kernel says a word."""
-        return self._try_to_boot(None) or self._try_to_boot(first)
+        return self._try_to_boot(first, last=False) or self._try_to_boot(first, last=True)
 
-    def _try_to_boot(self, first: Work | None) -> Guest | None:
-        """With a case, that it fails is that case's failure."""
+    def _try_to_boot(self, first: Work, last: bool) -> Guest | None:
+        """That the last one fails is the failure of the case that would be the first."""
         self.boots += 1
         folder = paths.RUNS / f"{self.kernel.series}-{time.time_ns()}"
         folder.mkdir(parents=True)
@@ -65,20 +68,23 @@ class Session:
             guest.start()
         except GuestDied as death:
             console = _tail(guest.console) + _tail(guest.shared / "agent.log")
-            if first is None:
-                print(f"again: {death} (exit status {guest.process and guest.process.returncode})", *console, sep="\n", flush=True)
-                return None
-            self.report.fail(self.kernel.series, first.setting, first.case.name, 0, str(death), console, guest.shared)
+            death = f"{death} (exit status {guest.process and guest.process.returncode})"
+            where = self.kernel.series, first.setting, first.case.name
+            if last:
+                self.report.fail(*where, 0, death, console, guest.shared)
+            else:
+                self.report.again(*where, "its guest did not boot", death, console, guest.shared)
+            self._leave(guest)
             return None
         print(f"boot {self.kernel.series:5} {self.kernel.version} {time.monotonic() - begun:.1f}s", flush=True)
         return guest
 
-    def _once_more(self, work: Work, why: str) -> bool:
+    def _once_more(self, work: Work, why: str | None, message: str, extra: list[str], guest: Guest) -> bool:
         """Whether a case that failed is to run again, in a new guest. Only where what is under the guest was at fault."""
-        if work in self.again:
+        if why is None or work in self.again:
             return False
         self.again.add(work)
-        print(f"again: {work.setting} {work.case.name}: {why}", flush=True)
+        self.report.again(self.kernel.series, work.setting, work.case.name, why, message, extra, guest.shared)
         return True
 
     def _run_case(self, guest: Guest, work: Work) -> tuple[bool, bool]:
@@ -90,7 +96,9 @@ class Session:
             reply = guest.call("guest.agent:run_case", 2 * case.timeout, name=case.name, **where)
         except GuestDied as death:
             trouble = dmesg.traces(guest.console.read_text(errors="replace"))
-            if not trouble and "ended while" in str(death) and self._once_more(work, str(death)):
+            fault = trouble or "ended while" not in str(death) or "Traceback" in "\n".join(_tail(guest.shared / "agent.log"))
+            why = None if fault else "the emulator ended"
+            if self._once_more(work, why, str(death), _tail(guest.console), guest):
                 return False, True
             message = f"{death}" + (f"; its kernel said: {trouble[0]}" if trouble else "")
             self.report.fail(
@@ -99,10 +107,11 @@ class Session:
             return False, False
         lines = reply["dmesg"]
         (guest.shared / f"dmesg-{case.name}-{setting.replace('/', '-')}.txt").write_text(dmesg.format_lines(lines))
-        bad = dmesg.judge(lines, case.allow)
-        failed, stood = bad or reply["status"] == "failed", reply["stalled"]
-        if failed and stood > STANDSTILL and self._once_more(work, f"the guest stood still for {stood:.1f} s"):
-            return False, True
+        bad = dmesg.judge(lines, case.allow, reply["stalled"])
+        if bad or reply["status"] == "failed":
+            why = standstill(reply["message"], bad, reply["stalled"])
+            if self._once_more(work, why, reply["message"], [f"dmesg: {line}" for line in bad], guest):
+                return False, True
         if reply["status"] == "failed":
             extra = reply.get("trace", "").splitlines()
             extra += [f"dmesg: {line}" for line in bad]
