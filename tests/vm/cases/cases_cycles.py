@@ -139,7 +139,7 @@ def two_hundred_connects_give_everything_back(lab):
     _connects(lab, 200)
 
 
-@case(timeout=180, also=("soft",))
+@case(timeout=180)
 def eight_controllers_of_one_host_work_at_once(lab):
     subsystems = [Subsystem(f"{NQN}disk{n}", [lab.namespace(size=16 * MIB)]) for n in range(8)]
     target = lab.serve(*subsystems)

@@ -19,7 +19,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-@case(providers=FARSIDE, timeout=300, also=("soft",))
+@case(providers=FARSIDE, timeout=300)
 def an_idle_target_with_a_host_uses_under_half_a_percent_of_a_core(lab):
     target = lab.serve()
     controller = lab.connect(target, keep_alive_tmo=5)

@@ -11,7 +11,7 @@ from guest.mapped import Mapped
 from guest.shell import equal, eventually, run, sha256, true
 
 
-@case(timeout=240, allow=DISK_ERRORS, also=("soft",))
+@case(timeout=240, allow=DISK_ERRORS)
 def a_disk_that_stalls_60_s_keeps_the_controller_and_the_data(lab):
     """Keep-alive 5 s: the controller answers keep-alives, a new connect, and commands of other namespaces meanwhile."""
     mapped = Mapped(lab)
