@@ -7,7 +7,7 @@ use farside::host::wire::{self, Sqe};
 use farside::target::{Options, Target};
 use nvme::Status;
 
-use crate::rig::{BLOCK, LIMIT, Raw, Rig, SHORT_KATO, Setup, Silence, assert_status, small, until, within_short_kato};
+use crate::rig::{BLOCK, LIMIT, Raw, Rig, SHORT_KATO, Setup, Silence, assert_status, small, within_short_kato};
 
 pub(crate) fn whole_queue_at_once_is_served<R: Rig>() {
     let setup = Setup::<R>::start();
@@ -115,10 +115,7 @@ fn stall_with<R: Rig>(setup: &Setup<R>, raw: &mut Raw<R>, io: RawQueueId, sgl: [
         let sqe = wire::block_command(*opcode, 1, u64::from(cid) * 8, 8);
         raw.host.post(io, &sqe.cid(cid).sgl(sgl).0).expect("posted");
     }
-    until("the disk has every command", || {
-        raw.host.turn();
-        setup.faults.held() == opcodes.len()
-    });
+    setup.until_held(raw, opcodes.len());
 }
 
 /// Commands that the storage failed, of all namespaces.

@@ -12,7 +12,7 @@ use farside::target::{NamespaceSpec, SubsystemSpec};
 use nvme::Status;
 
 use crate::raw_blocks::u32_at;
-use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until};
+use crate::rig::{BLOCK, LIMIT, Raw, Rig, Setup, assert_status, small, until, until_held};
 
 const ZONED_NQN: &str = "nqn.2026-11.io.farside:zoned";
 /// Zones of 1 MiB, 768 KiB of which can be written.
@@ -391,10 +391,7 @@ pub(crate) fn aborted_while_the_storage_is_asked_is_not_run<R: Rig>() {
     zoned.faults.stall();
     let mut stream = Stream::new(zoned.host(2), 2);
     stream.send(0);
-    until("the storage is asked", || {
-        stream.host.raw.host.turn();
-        zoned.faults.held() == 1
-    });
+    until_held(&zoned.faults, &mut stream.host.raw, 1);
     let cid = *stream.under_way.keys().next_back().expect("one");
     let aborted = stream.host.raw.call(stream.host.admin, Sqe::new(8).cdw(10, 1 | u32::from(cid) << 16));
     assert_eq!((aborted.status(), aborted.dword0()), (Status::SUCCESS, 1), "the storage has it");
@@ -485,10 +482,7 @@ pub(crate) fn actions_on_all_zones_leave_those_that_are_empty_by_their_turn<R: R
         zoned.faults.stall();
         let reset = host.raw.cid();
         host.raw.host.send(host.io, &zones::send(1, Some(5 * ZONE), RESET).cid(reset).0).expect("sent");
-        until("the storage has the reset", || {
-            host.raw.host.turn();
-            zoned.faults.held() == 1
-        });
+        until_held(&zoned.faults, &mut host.raw, 1);
         let all = other.raw.cid();
         other.raw.host.send(other.io, &zones::send(1, None, action).cid(all).0).expect("sent");
         let target = zoned.setup.target.as_ref().expect("running");

@@ -160,10 +160,7 @@ impl<R: Rig> Setup<R> {
 
     /// Waits until the stalled disk has so many operations; this host serves the target's READs meanwhile.
     pub(crate) fn until_held(&self, raw: &mut Raw<R>, operations: usize) {
-        until(&format!("the disk has {operations} operations"), || {
-            raw.host.turn();
-            self.faults.held() == operations
-        });
+        until_held(&self.faults, raw, operations);
     }
 
     /// A raw host with nothing connected.
@@ -442,6 +439,14 @@ pub(crate) fn settles(local: &Local, what: &str, expected: impl Fn(&LocalCounter
         assert!(Instant::now() < deadline, "{what}: {:?}", local.counters());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Waits until stalled storage has so many operations; this host serves the target's READs meanwhile.
+pub(crate) fn until_held<R: Rig>(faults: &FaultControl, raw: &mut Raw<R>, operations: usize) {
+    until(&format!("the storage has {operations} operations"), || {
+        raw.host.turn();
+        faults.held() == operations
+    });
 }
 
 /// Waits until something is so.

@@ -33,7 +33,7 @@ fn a_removed_device_is_let_go_and_met_again() {
         let start = Instant::now();
         drop((client, server, incoming));
         while delete.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < Duration::from_secs(30), "round {round}: the deleter is stuck");
+            assert!(start.elapsed() < Duration::from_secs(5), "round {round}: the deleter is stuck");
             while cm.poll_event(NOW).is_some() {}
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -127,13 +127,11 @@ def run_pair_cases(kernel: Kernel, work: list, report: Report, keep: bool) -> No
     for one in work:
         if pair is None or pair.provider != one.provider:
             _retire(pair, keep)
-            pair = Pair(kernel, one.provider, paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}")
-            pair.folder.mkdir(parents=True)
+            pair = _new(kernel, one.provider)
         passed = _run_case(pair, one.case, report, once_more=True)
         if passed is None:
             _retire(pair, keep)
-            pair = Pair(kernel, one.provider, paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}")
-            pair.folder.mkdir(parents=True)
+            pair = _new(kernel, one.provider)
             passed = _run_case(pair, one.case, report)
         if not passed or not pair.whole:
             _retire(pair, keep)
@@ -175,6 +173,12 @@ def _run_case(pair: Pair, case, report: Report, once_more=False) -> bool | None:
     else:
         report.passed(*where, seconds)
     return skipped is None and not message
+
+
+def _new(kernel: Kernel, provider: str) -> Pair:
+    pair = Pair(kernel, provider, paths.RUNS / f"pair-{kernel.series}-{time.time_ns()}")
+    pair.folder.mkdir(parents=True)
+    return pair
 
 
 def _retire(pair: Pair | None, keep: bool) -> None:
